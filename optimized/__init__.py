@@ -1,0 +1,1 @@
+"""Optimised Triton implementation: one module a component, the same names and signatures as `reference`."""
