@@ -1,0 +1,50 @@
+# make check       judge the shipped reference (sets .venv up first)
+# make test        the suite's own tests
+# make lint        style and types
+# make setup       only the virtual environment
+#
+# PYTHON is the interpreter that .venv is made from: `make check PYTHON=/env/bin/python`.  Remove .venv to change it.
+
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+READY := $(VENV)/.ready
+
+.PHONY: setup check test lint
+.DELETE_ON_ERROR:
+
+setup: $(READY)
+
+# Where PYTHON already has torch, that build is used: it may be the only one that fits the machine's accelerator, and
+# it is large.  --system-site-packages shows the packages of an installed Python, but not those of a virtual
+# environment, so the folder that holds torch is also named in a .pth file.
+# Elsewhere torch is pinned, since this version resolves to a CPU build on the machines used for development, while a
+# range may fetch a CUDA build of several gigabytes.
+# The build backend is installed beside the rest rather than into an isolated environment: quicker, and no download
+# where PYTHON has it.
+$(READY): pyproject.toml
+	@set -e; torch=$$($(PYTHON) -c 'import importlib.util as u, pathlib; s = u.find_spec("torch"); \
+	    print(pathlib.Path(s.origin).parents[1] if s else "")'); \
+	if [ -n "$$torch" ]; then \
+	    echo "setup: using torch of $$torch"; \
+	    $(PYTHON) -m venv --system-site-packages $(VENV); \
+	    echo "$$torch" > "$$($(RUN) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch-of-python.pth"; \
+	else \
+	    echo "setup: installing torch"; \
+	    $(PYTHON) -m venv $(VENV); \
+	    $(RUN) -m pip install --quiet torch==2.13.0; \
+	fi
+	@$(RUN) -m pip install --quiet 'setuptools>=77'
+	@$(RUN) -m pip install --quiet --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+check: setup
+	$(VENV)/bin/conformance check reference
+
+test: setup
+	$(RUN) -m pytest
+
+lint: setup
+	$(RUN) -m ruff check
+	$(RUN) -m ruff format --check
+	$(RUN) -m mypy

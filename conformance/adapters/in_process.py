@@ -1,0 +1,177 @@
+"""Implementations that are Python classes in this process."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.utils.dlpack
+
+from conformance.adapters.session import BadResult, Crash, UnsupportedRequest
+from conformance.cases.case import Advance, Call, Handle, Open, Request
+from conformance.interface import METHODS, Description, Implementation, Stateful, Unsupported
+from conformance.tensors import Tensor
+
+TORCH_DTYPES: Mapping[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "U8": torch.uint8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "BOOL": torch.bool,
+}
+DTYPE_NAMES: Mapping[torch.dtype, str] = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+
+
+def to_torch(tensor: Tensor) -> torch.Tensor:
+    """A torch tensor of the logical dtype with its own memory."""
+    data = torch.from_numpy(np.array(tensor.data, order="C", copy=True))
+    dtype = TORCH_DTYPES[tensor.dtype]
+    return data if data.dtype == dtype else data.view(dtype)
+
+
+def to_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
+    """A numpy array with its own memory: bf16 widened to float32, 8-bit types as codes."""
+    if tensor.dtype == "BF16":
+        return tensor.values().astype(np.float32)
+    return np.array(tensor.data, order="C", copy=True)
+
+
+def from_port(value: Any) -> Tensor:
+    """A port's tensor (torch, numpy, DLPack) as the suite's; raises TypeError for anything else."""
+    if isinstance(value, np.ndarray):
+        return _from_numpy(value)
+    if not isinstance(value, torch.Tensor):
+        if not hasattr(value, "__dlpack__"):
+            raise TypeError(f"a {type(value).__name__} is neither torch, numpy nor DLPack")
+        value = torch.utils.dlpack.from_dlpack(value)
+    value = value.detach().cpu().contiguous()
+    if value.dtype not in DTYPE_NAMES:
+        raise TypeError(f"dtype {value.dtype} is not one of the suite's")
+    name = DTYPE_NAMES[value.dtype]
+    if name == "BF16":
+        return Tensor(name, value.view(torch.int16).numpy().view(np.uint16).copy())
+    if name in ("F8_E4M3", "F8_E8M0"):
+        return Tensor(name, value.view(torch.uint8).numpy().copy())
+    return Tensor(name, value.numpy().copy())
+
+
+def _from_numpy(value: np.ndarray[Any, Any]) -> Tensor:
+    names = {"float64": "F64", "float32": "F32", "float16": "F16", "uint8": "U8", "int32": "I32", "int64": "I64"}
+    name = "BOOL" if value.dtype == np.bool_ else names.get(value.dtype.name)
+    if name is None:
+        raise TypeError(f"numpy dtype {value.dtype} is not one of the suite's")
+    return Tensor(name, np.array(value, order="C", copy=True))
+
+
+def _digest(value: Any) -> bytes:
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().contiguous().view(torch.uint8).numpy() if value.ndim else value.cpu().numpy()
+    return hashlib.blake2b(np.ascontiguousarray(value).tobytes(), digest_size=16).digest()
+
+
+class InProcess:
+    """A session with an `Implementation` object."""
+
+    def __init__(self, implementation: Implementation) -> None:
+        self._implementation = implementation
+        self._convert = to_torch if implementation.tensor_type == "torch" else to_numpy
+        self._objects: dict[str, Any] = {}
+        # Weights are converted once: the suite hands over the same mapping object for every step of a set.
+        self._weights: dict[int, tuple[Mapping[str, Tensor], dict[str, Any]]] = {}
+
+    def describe(self) -> Description:
+        """Name, version and conventions."""
+        return self._implementation.describe()
+
+    def supports(self, method: str) -> bool:
+        """A method is supported when the class overrides it."""
+        return getattr(type(self._implementation), method) is not getattr(Implementation, method)
+
+    def reset(self) -> None:
+        """Forget every opened object."""
+        self._objects.clear()
+
+    def close(self) -> None:
+        """Nothing outlives the object."""
+        self._objects.clear()
+        self._weights.clear()
+
+    def ask(self, request: Request) -> Mapping[str, Tensor]:
+        """Put one request to the object; whatever it raises becomes an answer."""
+        if isinstance(request, Open | Call) and not self.supports(request.method):
+            raise UnsupportedRequest(f"{request.method} is not implemented")
+        if isinstance(request, Call):
+            arguments = self._arguments(request.arguments)
+            results = self._guarded(request.method, getattr(self._implementation, request.method), arguments)
+            return named_results(request.method, results)
+        if isinstance(request, Open):
+            arguments = self._arguments(request.arguments)
+            self._objects[request.name] = self._guarded(
+                request.method, getattr(self._implementation, request.method), arguments
+            )
+            return {}
+        target: Stateful = self._objects[request.name]
+        if isinstance(request, Advance):
+            results = self._guarded(f"{request.name} step", target.step, self._arguments(request.inputs))
+        else:
+            results = self._guarded(f"{request.name} state", target.state, {})
+        if not isinstance(results, Mapping):
+            raise BadResult(f"{request.name}: expected results by name, got {type(results).__name__}")
+        return {name: _tensor(request.name, name, value) for name, value in results.items() if value is not None}
+
+    def _guarded(self, what: str, function: Any, arguments: dict[str, Any]) -> Any:
+        hashed = {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor | np.ndarray)}
+        before = {name: _digest(value) for name, value in hashed.items()}
+        try:
+            results = function(**arguments)
+        except Unsupported as reason:
+            raise UnsupportedRequest(str(reason) or f"{what} is not supported") from reason
+        except (Exception, SystemExit) as error:
+            text = " ".join(str(error).split())
+            raise Crash(f"{what} raised {type(error).__name__}: {text[:300]}") from error
+        changed = [name for name, digest in before.items() if _digest(hashed[name]) != digest]
+        if changed:
+            raise BadResult(f"{what} modified its input {changed[0]}")
+        return results
+
+    def _arguments(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: self._argument(value) for name, value in arguments.items()}
+
+    def _argument(self, value: Any) -> Any:
+        if isinstance(value, Handle):
+            return self._objects[value.name]
+        if isinstance(value, Tensor):
+            return self._convert(value)
+        if isinstance(value, Mapping) and any(isinstance(v, Tensor) for v in value.values()):
+            known = self._weights.get(id(value))
+            if known is None or known[0] is not value:
+                known = (value, {name: self._convert(tensor) for name, tensor in value.items()})
+                self._weights[id(value)] = known
+            return known[1]
+        return value
+
+
+def named_results(method: str, results: Any) -> dict[str, Tensor]:
+    """Name the results of a stateless method in the order of `METHODS`."""
+    names: Sequence[str] = METHODS[method].results
+    if isinstance(results, Mapping) and method == "parameter_counts":
+        return {str(name): Tensor("I64", np.asarray(count, dtype=np.int64)) for name, count in results.items()}
+    values = results if isinstance(results, tuple | list) else (results,)
+    if len(values) != len(names):
+        raise BadResult(f"{method}: expected {len(names)} results ({', '.join(names)}), got {len(values)}")
+    return {name: _tensor(method, name, value) for name, value in zip(names, values, strict=True)}
+
+
+def _tensor(what: str, name: str, value: Any) -> Tensor:
+    try:
+        return from_port(value)
+    except (TypeError, ValueError, RuntimeError, BufferError) as error:
+        raise BadResult(f"{what}: result {name}: {error}") from error

@@ -1,0 +1,73 @@
+"""The whole catalogue of a run: every case that the loaded fixtures give rise to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from conformance.cases import (
+    attention,
+    block,
+    candidates,
+    compressor,
+    engram,
+    experts,
+    gate,
+    hyper_connections,
+    indexer,
+    linear,
+    model,
+    moe,
+    norm,
+    quantize,
+    rotary,
+    sampling,
+    sparse_attention,
+    stack,
+    window,
+)
+from conformance.cases.case import Case
+from conformance.cases.noise_floors import floors_of
+from conformance.cases.traces import GoldenModel, Joined
+from conformance.fixtures import Fixtures
+from conformance.interface import COMPONENTS
+from conformance.judge.noise import Floors
+
+
+def catalogue(fixtures: Fixtures) -> Sequence[Case]:
+    """All cases in the order in which they are run and shown: by component, then by id."""
+    result: list[Case] = []
+    for name in fixtures.sets:
+        if fixtures.kind(name) == "model":
+            golden = GoldenModel(fixtures.model(name))
+            result += cases_of(golden, floors_of(fixtures, golden))
+    return sorted(result, key=lambda case: (COMPONENTS.index(case.component), case.id))
+
+
+def cases_of(golden: GoldenModel, floors: Floors) -> list[Case]:
+    """The cases of one golden model."""
+    return list(_cases_of(golden, floors))
+
+
+def _cases_of(golden: GoldenModel, floors: Floors) -> Iterator[Case]:
+    full = [trace for trace in golden.traces if trace.has("attn_in", 0)]
+    joined = Joined(full)
+    images = [trace for trace in full if trace.image_mask is not None]
+    yield from quantize.cases(golden, joined)
+    yield from linear.cases(golden, joined)
+    yield from norm.cases(golden, joined)
+    yield from rotary.cases(golden, joined)
+    yield from hyper_connections.cases(golden, joined)
+    yield from window.cases(golden, joined)
+    yield from compressor.cases(golden, full)
+    yield from indexer.cases(golden, golden.traces, full, joined)
+    yield from candidates.cases(golden, golden.traces)
+    yield from sparse_attention.cases(golden, full)
+    yield from attention.cases(golden, full, joined)
+    yield from gate.cases(golden, joined, Joined(images) if images else None)
+    yield from experts.cases(golden, joined)
+    yield from moe.cases(golden, joined)
+    yield from engram.cases(golden, full, golden.traces)
+    yield from block.cases(golden, full, floors)
+    yield from stack.cases(golden, full, floors)
+    yield from model.cases(golden, golden.traces, joined, floors)
+    yield from sampling.cases(golden, golden.traces)

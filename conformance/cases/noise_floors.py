@@ -1,0 +1,73 @@
+"""Where noise floors come from: stored beside the fixtures, or measured by running the reference's honest variants."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+import platform
+from collections.abc import Callable
+from pathlib import Path
+
+from conformance import __version__
+from conformance.cases.traces import GoldenModel
+from conformance.errors import ConformanceError
+from conformance.fixtures import NOISE_FLOOR, Fixtures
+from conformance.judge.noise import Distances, NoiseFloors, UnitFloors, read, write
+
+
+def floors_of(fixtures: Fixtures, golden: GoldenModel) -> NoiseFloors:
+    """The stored floors of a golden set; cases that are not stored are measured when they are judged."""
+    stored = read(fixtures.directory / NOISE_FLOOR, fixtures.lock_hash)
+    origin = f"stored in {NOISE_FLOOR}" if stored else "measured in this run"
+    return NoiseFloors(lambda case_id: measure(golden, case_id), dict(stored), origin)
+
+
+def measure(golden: GoldenModel, case_id: str) -> Distances:
+    """Largest distance of each tap over the honest variants.
+
+    Raises:
+        ConformanceError: a variant could not run the case: then nothing is known of its noise.
+    """
+    # Imported here: a case's floors are measured by running the case, whose own module asks for floors.
+    from conformance.cases.catalogue import cases_of
+    from conformance.faults.honest import HONEST_VARIANTS
+    from conformance.runner import run_case
+
+    case = next(case for case in cases_of(golden, UnitFloors()) if case.id == case_id)
+    largest: dict[str, float] = {}
+    for variant in HONEST_VARIANTS:
+        with variant.session() as session:
+            result = run_case(case, session)
+        if result.status not in ("PASS", "FAIL"):
+            raise ConformanceError(f"noise floor of {case_id}: {variant.name}: {result.status}: {result.message}")
+        for tap in result.taps:
+            if tap.mode == "propagated" and not math.isfinite(tap.ratio):
+                raise ConformanceError(f"noise floor of {case_id}: {variant.name}: {tap.worst.verdict.message}")
+            if tap.mode == "propagated":
+                largest[tap.tap] = max(largest.get(tap.tap, 0.0), tap.ratio)
+    return largest
+
+
+def store(fixtures: Fixtures, progress: Callable[[str], None]) -> Path:
+    """Measure every `propagated` case of every model set and store the distances beside the fixtures."""
+    from conformance.cases.catalogue import cases_of
+    from conformance.faults.honest import HONEST_VARIANTS
+
+    distances: dict[str, Distances] = {}
+    for name in fixtures.sets:
+        if fixtures.kind(name) != "model":
+            continue
+        golden = GoldenModel(fixtures.model(name))
+        for case in cases_of(golden, UnitFloors()):
+            if case.mode == "propagated":
+                progress(case.id)
+                distances[case.id] = measure(golden, case.id)
+    made = {
+        "by": f"conformance {__version__}",
+        "torch": importlib.metadata.version("torch"),
+        "machine": platform.machine(),
+        "variants": {variant.name: variant.why for variant in HONEST_VARIANTS},
+    }
+    path = fixtures.directory / NOISE_FLOOR
+    write(path, fixtures.lock_hash, made, distances)
+    return path

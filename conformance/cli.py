@@ -1,0 +1,190 @@
+"""The `conformance` command.
+
+Exit codes: 0 conforms, 1 does not, 2 could not run (one line on standard error says why), 130 interrupted.
+Everything heavy is imported inside the commands, so that `--help` and a mistyped argument answer at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from conformance.errors import ConformanceError, FixtureError
+
+Level = Literal["smoke", "core", "full"]
+Reading = Literal["intended", "literal"]
+
+Target = Annotated[str, typer.Argument(metavar="TARGET", help="reference, a registered name, or package.module:Class.")]
+Expression = Annotated[
+    str | None,
+    typer.Option("-k", metavar="EXPR", help="Only ids that match, as in pytest: 'rotary and not yarn', or a whole id."),
+]
+Components = Annotated[
+    list[str] | None, typer.Option("--component", metavar="NAME", help="Only this component; may be repeated.")
+]
+FixturesDirectory = Annotated[
+    Path | None, typer.Option("--fixtures", metavar="DIR", help="Golden sets to use instead of the shipped ones.")
+]
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Numerical conformance suite for implementations of DeepSeek-V4.1-Flash.",
+)
+
+
+@app.command()
+def check(
+    target: Target,
+    level: Annotated[Level, typer.Option(help="How much to run; each level includes the ones before.")] = "core",
+    expression: Expression = None,
+    components: Components = None,
+    set_name: Annotated[
+        str | None, typer.Option("--set", metavar="NAME", help="Only cases whose inputs come from this golden set.")
+    ] = None,
+    fixtures: FixturesDirectory = None,
+    reading: Annotated[
+        Reading | None,
+        typer.Option(help="Reading of the shared index-key slot (default: the one that the target declares)."),
+    ] = None,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the report as JSON lines.")] = None,
+    shard: Annotated[str | None, typer.Option(metavar="I/N", help="Run part I of N.")] = None,
+    fail_fast: Annotated[bool, typer.Option("--fail-fast", "-x", help="Stop at the first failure.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="A line for every case, every tap of failures.")] = (
+        False
+    ),
+) -> int:
+    """Judge an implementation: exit code 0 if it conforms, 1 if not, 2 if the run was not possible."""
+    from conformance import check as run
+    from conformance.selection import Selection
+
+    selection = Selection(level, expression, tuple(components or ()), set_name)
+    return run.check(
+        run.CheckOptions(
+            target,
+            selection,
+            fixtures=fixtures,
+            reading=reading,
+            shard=shard,
+            json=json,
+            fail_fast=fail_fast,
+            verbose=verbose,
+        )
+    )
+
+
+@app.command()
+def smoke(target: Target, fixtures: FixturesDirectory = None) -> int:
+    """Run the smoke level with a short report."""
+    from conformance import check as run
+    from conformance.selection import Selection
+
+    return run.check(run.CheckOptions(target, Selection("smoke"), fixtures=fixtures, compact=True))
+
+
+@app.command("list")
+def list_cases(
+    components: Components = None,
+    level: Annotated[Level, typer.Option(help="Up to this level.")] = "full",
+    expression: Expression = None,
+    fixtures: FixturesDirectory = None,
+) -> int:
+    """List the cases: id, level, mode, and the mistake each one catches."""
+    from conformance.cases import catalogue
+    from conformance.fixtures import Fixtures
+    from conformance.report.listing import print_list
+    from conformance.report.terminal import make_console
+    from conformance.selection import Selection, select
+
+    cases = select(catalogue.catalogue(Fixtures.open(fixtures)), Selection(level, expression, tuple(components or ())))
+    print_list(make_console(), cases)
+    return 0
+
+
+@app.command()
+def show(
+    case_id: Annotated[str, typer.Argument(metavar="CASE", help="The id of a case.")],
+    fixtures: FixturesDirectory = None,
+) -> int:
+    """Show everything about one case, without running an implementation."""
+    from conformance.cases import catalogue
+    from conformance.check import CheckOptions, rerun_command
+    from conformance.fixtures import Fixtures
+    from conformance.report.listing import print_details
+    from conformance.report.terminal import make_console
+    from conformance.selection import Selection, find_case
+
+    case = find_case(catalogue.catalogue(Fixtures.open(fixtures)), case_id)
+    rerun = rerun_command(CheckOptions("TARGET", Selection(case.level), fixtures=fixtures), case)
+    print_details(make_console(), case, rerun)
+    return 0
+
+
+@app.command()
+def lock(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A directory of golden sets with a manifest.json.")],
+) -> int:
+    """Write lock.json: the size and hash of every file of a directory of golden sets."""
+    from conformance.fixtures import write_lock
+    from conformance.tensors import one_line
+
+    if not directory.is_dir():
+        raise FixtureError(f"{one_line(str(directory))}: not a directory")
+    print(f"wrote {write_lock(directory)}")
+    return 0
+
+
+@app.command("noise-floor")
+def noise_floor(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A directory of golden sets with a manifest.json.")],
+) -> int:
+    """Write noise_floor.json: how far honest variants of the reference land from each recorded trace."""
+    from conformance.cases.noise_floors import store
+    from conformance.fixtures import Fixtures
+
+    path = store(Fixtures.open(directory), lambda case_id: print(case_id, file=sys.stderr))
+    print(f"wrote {path}")
+    return 0
+
+
+def main() -> None:
+    """Run the command line; every error becomes one line on standard error and exit code 2."""
+    # The suite works on small tensors, where a pool of threads costs more than it saves; results then do not depend on
+    # the number of cores either.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal without, say, "−" must not end a run.
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    try:
+        code = app(sys.argv[1:] or ["--help"], prog_name="conformance", standalone_mode=False)
+        sys.stdout.flush()
+    except ConformanceError as error:
+        code = _fail(str(error))
+    except OSError as error:
+        code = _fail(f"{error.filename or 'standard output'}: {error.strerror}")
+    except Exception as error:
+        code = _fail(_in_one_line(error))
+    sys.exit(code)
+
+
+def _in_one_line(error: Exception) -> str:
+    # Some versions of typer bring their own click, so that usage errors have no base class to import; all of them
+    # can format themselves.
+    format_message = getattr(error, "format_message", None)
+    if format_message is not None:
+        return " ".join(format_message().split())
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = "" if trace is None else f" at {Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}"
+    return f"internal error, please report: {type(error).__name__}: {' '.join(str(error).split())}{place}"
+
+
+def _fail(message: str) -> int:
+    print(f"conformance: {message}", file=sys.stderr)
+    return 2

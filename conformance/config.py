@@ -1,0 +1,141 @@
+"""The model's hyper-parameters as the suite reads them, under the published names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+from conformance.errors import FixtureError
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Hyper-parameters of the text model; field names are those of the published `config.json` (numerics.md 0)."""
+
+    vocab_size: int
+    dim: int
+    moe_inter_dim: int
+    n_layers: int
+    n_heads: int
+    n_routed_experts: int
+    n_shared_experts: int
+    n_activated_experts: int
+    route_scale: float
+    swiglu_limit: float
+    q_lora_rank: int
+    head_dim: int
+    rope_head_dim: int
+    norm_eps: float
+    o_groups: int
+    o_lora_rank: int
+    window_size: int
+    compress_ratios: tuple[int, ...]
+    kv_source_layers: tuple[int, ...]
+    index_source_layers: tuple[int, ...]
+    candidate_source_layer: int
+    candidate_topk_blocks: int
+    candidate_block_size: int
+    index_n_heads: int
+    index_head_dim: int
+    index_topk: int
+    rope_theta: float
+    compress_rope_theta: float
+    original_seq_len: int
+    rope_factor: float
+    beta_fast: float
+    beta_slow: float
+    hc_mult: int
+    hc_sinkhorn_iters: int
+    hc_eps: float
+    engram_layer_ids: tuple[int, ...]
+    engram_vocab_size: int
+    engram_num_embeddings: tuple[int, ...]
+    engram_max_ngram_size: int
+    engram_n_heads: int
+    engram_head_dim: int
+    engram_pad_id: int
+    engram_compressed_vocab_size: int
+
+    @staticmethod
+    def from_mapping(mapping: Mapping[str, Any], origin: str) -> ModelConfig:
+        """Read the fields this suite needs; other keys belong to parts of the model it does not look at here.
+
+        Raises:
+            FixtureError: a key is missing or of the wrong type; `origin` names the file.
+        """
+        values: dict[str, Any] = {}
+        for field in fields(ModelConfig):
+            if field.name not in mapping:
+                raise FixtureError(f"{origin}: key {field.name!r} is missing")
+            value = mapping[field.name]
+            kind = str(field.type)
+            if kind.startswith("tuple"):
+                if not isinstance(value, list | tuple) or not all(isinstance(v, int) for v in value):
+                    raise FixtureError(f"{origin}: key {field.name!r} must be a list of integers, got {value!r}")
+                value = tuple(value)
+            elif (
+                isinstance(value, bool) or not isinstance(value, int | float) or (kind == "int" and value != int(value))
+            ):
+                raise FixtureError(f"{origin}: key {field.name!r} must be {kind}, got {value!r}")
+            else:
+                value = int(value) if kind == "int" else float(value)
+            values[field.name] = value
+        config = ModelConfig(**values)
+        if len(config.compress_ratios) < config.n_layers:
+            raise FixtureError(f"{origin}: key 'compress_ratios' has fewer entries than n_layers = {config.n_layers}")
+        for layer in range(config.n_layers):
+            if config.ratio(layer) and not any(s <= layer for s in config.kv_source_layers):
+                raise FixtureError(
+                    f"{origin}: layer {layer} compresses but key 'kv_source_layers' has no source before it"
+                )
+        return config
+
+    def ratio(self, layer: int) -> int:
+        """Compression ratio; 0 is a window-only layer."""
+        return self.compress_ratios[layer]
+
+    def compresses(self, layer: int) -> bool:
+        """Whether the layer makes compressed rows and index keys (numerics.md 6.1)."""
+        return layer in self.kv_source_layers
+
+    def indexes(self, layer: int) -> bool:
+        """Whether the layer runs its own indexer."""
+        return layer in self.index_source_layers
+
+    def kv_source(self, layer: int) -> int:
+        """The layer whose compressed rows and index keys this one reads."""
+        return max(s for s in self.kv_source_layers if s <= layer)
+
+    def index_source(self, layer: int) -> int:
+        """The layer whose selected positions this one uses."""
+        return max(s for s in self.index_source_layers if s <= layer)
+
+    def masked_by_candidates(self, layer: int) -> bool:
+        """Whether the layer's scores are restricted to the published candidates."""
+        return self.indexes(layer) and layer > self.candidate_source_layer >= 0
+
+    def role(self, layer: int) -> str:
+        """The attention role in words, used in case ids (numerics.md 6.1)."""
+        if not self.ratio(layer):
+            return "window-only"
+        if layer == self.candidate_source_layer:
+            return f"candidate-source-ratio-{self.ratio(layer)}"
+        if self.compresses(layer):
+            return f"source-ratio-{self.ratio(layer)}"
+        if self.indexes(layer):
+            return "re-indexing"
+        if self.masked_by_candidates(self.index_source(layer)):
+            return "reusing-re-indexed"
+        return f"reusing-ratio-{self.ratio(layer)}"
+
+    @cached_property
+    def coefficient_rows(self) -> int:
+        """Rows of a hyper-connection projection: pre and post of S each, comb of S squared."""
+        return (2 + self.hc_mult) * self.hc_mult
+
+    @property
+    def engram_columns(self) -> int:
+        """Hash columns of one position: (max n-gram - 1) sizes times heads."""
+        return (self.engram_max_ngram_size - 1) * self.engram_n_heads

@@ -1,0 +1,1 @@
+"""Implementations made from the reference by small changes: honest variants that must pass, faults that must not."""

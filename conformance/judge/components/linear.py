@@ -1,0 +1,85 @@
+"""Linear layers (numerics.md 3) on values with error bounds, before their output rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from conformance.formats import E2M1, E8M0, unpack_fp4
+from conformance.judge.bounded import Bounded, Floats, dot
+from conformance.judge.components.quantize import FP8
+from conformance.tensors import Tensor
+
+
+class Parameters:
+    """Decoded weights of a unit: `[name]` gives exact float64 values, FP8 and FP4 matrices dequantised.
+
+    Decoded values are kept, and so are the mappings handed to implementations: an adapter may recognise a unit's
+    weights by the identity of the mapping and convert them once.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+        self._prefix = ""
+        self._decoded: dict[str, Floats] = {}
+        self._mappings: dict[str, Mapping[str, Tensor]] = {}
+
+    def within(self, prefix: str) -> Parameters:
+        """The parameters of a part, by the names relative to it."""
+        part = Parameters(self._tensors)
+        part._prefix = self._prefix + prefix
+        part._decoded, part._mappings = self._decoded, self._mappings
+        return part
+
+    def tensor(self, name: str) -> Tensor:
+        """The stored tensor."""
+        return self._tensors[self._prefix + name]
+
+    def mapping(self) -> Mapping[str, Tensor]:
+        """All stored tensors of the unit by their relative names; the same object every time."""
+        if self._prefix not in self._mappings:
+            n = len(self._prefix)
+            names = [name for name in self._tensors if name.startswith(self._prefix)]
+            self._mappings[self._prefix] = {name[n:]: self._tensors[name] for name in names}
+        return self._mappings[self._prefix]
+
+    def __getitem__(self, name: str) -> Floats:
+        full = self._prefix + name
+        if full not in self._decoded:
+            self._decoded[full] = self._decode(name)
+        return self._decoded[full]
+
+    def _decode(self, name: str) -> Floats:
+        stored = self.tensor(name)
+        if stored.dtype == "F8_E4M3":
+            scale = E8M0.decode(self.tensor(name.removesuffix("weight") + "scale").data)
+            return fp8_weight(stored.values(), scale)
+        if stored.dtype == "U8":
+            scale = E8M0.decode(self.tensor(name.removesuffix("weight") + "scale").data)
+            return E2M1.decode(unpack_fp4(stored.data)) * np.repeat(scale, 32, axis=-1)
+        return stored.values()
+
+    def exact(self, name: str) -> Bounded:
+        """The decoded values as exact bounded values."""
+        return Bounded.exact(self[name])
+
+
+def fp8_weight(values: Floats, scale: Floats) -> Floats:
+    """Decoded codes [N, K] times one scale per 32x32 tile, the last tiles partly filled."""
+    rows, columns = values.shape
+    return values * np.repeat(np.repeat(scale, 32, axis=0), 32, axis=1)[:rows, :columns]
+
+
+def quantized(x: Bounded, weight: Floats) -> Bounded:
+    """FP8 or FP4 weights: Q8 of the input, then the product sum.
+
+    The products are exact in fp32 and the scales are powers of two: only the order of the sum is free.
+    """
+    return product(FP8.fake(x), weight)
+
+
+def product(x: Bounded, weight: Floats) -> Bounded:
+    """x [..., K] times weight [N, K] transposed, summed in fp32."""
+    flat = x.reshape(-1, x.shape[-1])
+    return dot(flat, Bounded.exact(weight)).reshape(*x.shape[:-1], weight.shape[0])

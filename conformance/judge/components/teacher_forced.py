@@ -1,0 +1,271 @@
+"""Attention over a whole trace, every layer fed with the recorded input of its own call (design.md 4).
+
+Everything a layer computes is bounded from its recorded input alone, so the bounds hold for a stateful implementation
+that is stepped through the same inputs, whatever it kept from earlier calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from conformance.config import ModelConfig
+from conformance.formats import BF16
+from conformance.judge.bounded import Bounded, Floats, concatenate
+from conformance.judge.choices import block_maxima
+from conformance.judge.components import attention, compressor, indexer, sparse_attention, window
+from conformance.judge.components.linear import Parameters
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+class Candidates(NamedTuple):
+    """Positions [B,T,C] that are surely, or possibly, in the published mask."""
+
+    surely: Bools
+    possibly: Bools
+
+
+class Choice(NamedTuple):
+    """Positions [B,T,C]: the nominal selection, and those that an honest selection may differ in."""
+
+    nominal: Bools
+    maybe: Bools
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a trace: its first position and its length."""
+
+    start: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        """Positions that exist after the call."""
+        return self.start + self.length
+
+
+class LayerRows:
+    """What one layer derives from its whole input sequence x [B,P,D], call boundaries aside."""
+
+    def __init__(self, config: ModelConfig, layer: int, weights: Parameters, x: Floats) -> None:
+        self.config, self.layer, self.weights = config, layer, weights
+        self.x = Bounded.exact(x)
+        self.positions: Ints = np.broadcast_to(np.arange(x.shape[1]), x.shape[:2])
+
+    @cached_property
+    def q_latent(self) -> Bounded:
+        """Before the last rounding, [B,P,q_lora_rank]."""
+        return attention.query_latent(self.config, self.weights, self.x)
+
+    @cached_property
+    def queries(self) -> Bounded:
+        """Before the last rounding, [B,P,H,d]."""
+        return attention.queries(self.config, self.layer, self.weights, self.q_latent.rounded(BF16), self.positions)
+
+    @cached_property
+    def window_rows(self) -> Bounded:
+        """[B,P,d]."""
+        return window.window_rows(self.config, self.layer, self.weights, self.x, self.positions)
+
+    @cached_property
+    def carry(self) -> tuple[Bounded, Bounded | None]:
+        """kv and gate of every token, fp32 [B,P,d]."""
+        return compressor.projections(self.config, self.layer, self.weights, self.x)
+
+    @cached_property
+    def latents(self) -> Bounded:
+        """Before the last rounding, [B,n,d]."""
+        return compressor.latents(self.config, self.layer, self.weights, self.x)
+
+    @cached_property
+    def group_positions(self) -> Ints:
+        """First position of each group, [B,n]."""
+        count = self.x.shape[1] // self.config.ratio(self.layer)
+        return np.broadcast_to(np.arange(count) * self.config.ratio(self.layer), (self.x.shape[0], count))
+
+    @cached_property
+    def compressed_rows(self) -> Bounded:
+        """[B,n,d]."""
+        return compressor.compressed_rows(self.config, self.layer, self.latents.rounded(BF16), self.group_positions)
+
+    @cached_property
+    def index_keys(self) -> Bounded:
+        """[B,n,index_head_dim]."""
+        latent = self.latents.rounded(BF16)
+        return indexer.index_keys(self.config, self.layer, self.weights, latent, self.group_positions)
+
+    @cached_property
+    def index_queries(self) -> Bounded:
+        """[B,P,index heads,index_head_dim]."""
+        latent = self.q_latent.rounded(BF16)
+        return indexer.index_queries(self.config, self.layer, self.weights, latent, self.positions)
+
+    @cached_property
+    def index_weights(self) -> Bounded:
+        """Before the last rounding, [B,P,index heads]."""
+        return indexer.index_weights(self.config, self.weights, self.x)
+
+
+class TeacherForcedAttention:
+    """Bounds for every layer of a stack of attentions that share one runtime.
+
+    `inputs` holds the recorded input [B,P,D] of each layer that takes part; sources must be among them.  `selected`
+    gives recorded selections [B,T,k] by (layer, call) where there are any: they choose the nominal one among ties.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Mapping[int, Parameters],
+        inputs: Mapping[int, Floats],
+        calls: Sequence[Call],
+        selected: Mapping[tuple[int, int], Ints],
+        literal: bool,
+    ) -> None:
+        self.config = config
+        self.calls = calls
+        self.rows = {layer: LayerRows(config, layer, weights[layer], inputs[layer]) for layer in sorted(inputs)}
+        self._selected = selected
+        self._literal = literal
+        self._scores: dict[tuple[int, int], Bounded] = {}
+        self._choices: dict[tuple[int, int], Choice] = {}
+
+    def rows_after(self, layer: int, call: int) -> int:
+        """Compressed rows that exist for a layer after a call."""
+        return self.calls[call].end // self.config.ratio(layer)
+
+    def produced(self, layer: int, call: int) -> slice:
+        """The compressed rows that a source writes in a call."""
+        ratio = self.config.ratio(layer)
+        return slice(self.calls[call].start // ratio, self.calls[call].end // ratio)
+
+    def _span(self, call: int) -> slice:
+        return slice(self.calls[call].start, self.calls[call].end)
+
+    def _positions(self, layer: int, call: int) -> Ints:
+        return self.rows[layer].positions[:, self._span(call)]
+
+    def keys_read(self, layer: int, call: int) -> Bounded:
+        """The index keys that an indexing layer scores against in a call, [B,C,index_head_dim].
+
+        In the literal reading of the published code the keys' slot is one a process: a source that completes no group
+        in a call publishes nothing, and it and its readers score against whatever was published last (numerics.md 6.4).
+        """
+        count = self.rows_after(layer, call)
+        owner = self.config.kv_source(layer)
+        if self._literal:
+            owner = self._last_publisher(layer, call)
+        return self.rows[owner].index_keys[:, :count]
+
+    def _last_publisher(self, layer: int, call: int) -> int:
+        owners = [owner for owner in self.config.kv_source_layers if owner in self.rows]
+        for earlier in range(call, -1, -1):
+            for owner in sorted(owners, reverse=True):
+                part = self.produced(owner, earlier)
+                if part.stop > part.start and (earlier < call or owner <= layer):
+                    return owner
+        return self.config.kv_source(layer)
+
+    def scores(self, layer: int, call: int) -> Bounded:
+        """Index scores of an indexing layer before their last rounding, [B,T,C]; candidates not yet applied."""
+        key = (layer, call)
+        if key not in self._scores:
+            rows, span = self.rows[layer], self._span(call)
+            count = self.rows_after(layer, call)
+            visible = indexer.visibility(self.config, layer, self._positions(layer, call), count)
+            head_weights = rows.index_weights[:, span].rounded(BF16)
+            keys = self.keys_read(layer, call)
+            self._scores[key] = indexer.index_scores(rows.index_queries[:, span], head_weights, keys, visible)
+        return self._scores[key]
+
+    def candidates(self, call: int) -> Candidates:
+        """What the candidate source publishes in a call."""
+        layer = self.config.candidate_source_layer
+        scores = self.scores(layer, call).rounded(BF16)
+        size, total = self.config.candidate_block_size, scores.shape[-1]
+        low, high = block_maxima(scores, size)
+        visible = indexer.visible_counts(self.config, layer, self._positions(layer, call))
+        pinned = (np.arange(low.shape[-1]) == ((visible - 1) // size)[..., None]) & (visible > 0)[..., None]
+        low, high = np.where(pinned, np.inf, low), np.where(pinned, np.inf, high)
+        surely, maybe = indexer.membership(low, high, self.config.candidate_topk_blocks)
+        spread = np.repeat(surely, size, -1)[..., :total], np.repeat(surely | maybe, size, -1)[..., :total]
+        return Candidates(*spread)
+
+    def restricted(self, layer: int, call: int) -> tuple[Floats, Floats, Bounded]:
+        """Lowest and highest rounded scores with the candidates applied, and both as one expected tap.
+
+        A position that may or may not be a candidate has no lower end; in the tap nothing is known of it.
+        """
+        scores = self.scores(layer, call)
+        rounded = scores.rounded(BF16)
+        low, high = rounded.low, rounded.high
+        if not self.config.masked_by_candidates(layer):
+            return low, high, scores
+        surely, possibly = self.candidates(call)
+        low, high = np.where(surely, low, -np.inf), np.where(possibly, high, -np.inf)
+        tap = indexer.masked(scores, possibly)
+        undecided = possibly & ~surely & np.isfinite(tap.value)
+        return low, high, Bounded(tap.value, np.where(undecided, np.inf, tap.error))
+
+    def choice(self, layer: int, call: int) -> Choice:
+        """The selection that a layer uses in a call, its own or its source's."""
+        source = self.config.index_source(layer)
+        key = (source, call)
+        if key not in self._choices:
+            low, high, _ = self.restricted(source, call)
+            surely, maybe = indexer.membership(low, high, self.config.index_topk)
+            total = low.shape[-1]
+            visible = indexer.visibility(self.config, source, self._positions(source, call), total)
+            # Where candidates hold fewer visible positions than k, filling up with others is optional (6.4).
+            short = (low > -np.inf).sum(-1, keepdims=True) < np.minimum(self.config.index_topk, visible.sum(-1))[
+                ..., None
+            ]
+            maybe = maybe | (short & visible & ~surely)
+            nominal = surely
+            if key in self._selected:
+                nominal = sparse_attention.counts_of(self._selected[key], total) > 0
+            elif maybe.any():
+                nominal = surely | (maybe & (high >= _kth_largest(high, self.config.index_topk)))
+            self._choices[key] = Choice(nominal, maybe)
+        return self._choices[key]
+
+    def output(self, layer: int, call: int) -> Bounded:
+        """Attention output of a call before its rounding, [B,T,D]."""
+        rows, span, window_size = self.rows[layer], self._span(call), self.config.window_size
+        positions = self._positions(layer, call)
+        # The window reaches back window_size - 1 positions before the call's first.
+        first = max(0, self.calls[call].start - window_size + 1)
+        values = rows.window_rows[:, first : self.calls[call].end]
+        listed = window.window_mask(positions - first, values.shape[1], window_size)
+        maybe: Bools | None = None
+        if self.config.ratio(layer):
+            count = self.rows_after(layer, call)
+            source = self.config.kv_source(layer)
+            if count:
+                values = concatenate([values, self.rows[source].compressed_rows[:, :count]], 1)
+                choice = self.choice(layer, call)
+                maybe = np.concatenate([np.zeros_like(listed), choice.maybe], -1)
+                listed = np.concatenate([listed, choice.nominal], -1)
+        o = sparse_attention.attend(
+            rows.queries[:, span].rounded(BF16),
+            values,
+            listed.astype(np.float64),
+            maybe if maybe is not None and maybe.any() else None,
+            rows.weights["attn_sink"],
+            self.config.head_dim**-0.5,
+        )
+        return attention.output(self.config, layer, rows.weights, o.rounded(BF16), positions)
+
+
+def _kth_largest(values: Floats, k: int) -> Floats:
+    ordered = np.sort(values, -1)
+    kth: Floats = ordered[..., [max(0, values.shape[-1] - k)]]
+    return kth

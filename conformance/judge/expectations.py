@@ -1,0 +1,376 @@
+"""How a result is compared with what it must be: one class a mode.
+
+Every expectation looks at one or more named results and answers with a `Verdict`.  The allowed error is a function of
+(case, element) that the expectation carries; cosine and relative errors are never gates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from conformance.formats import FORMATS
+from conformance.judge.bounded import Bounded, Floats
+from conformance.tensors import Tensor
+
+Mode = Literal["exact", "ulp", "dot", "composed", "choice", "propagated"]
+Axes = tuple[str, ...]
+Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
+
+CODE_DTYPES = frozenset({"U8", "F8_E4M3", "F8_E8M0", "F4_E2M1", "I32", "I64", "BOOL"})
+BIAS_SIGMAS = 5.0
+BIAS_MINIMUM = 256
+"""Fewer distinct elements than this say nothing about a bias of rounding."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found for one tap: the worst element, and how many were wrong."""
+
+    tap: str
+    mode: Mode
+    passed: bool
+    count: int = 0
+    wrong: int = 0
+    ratio: float = 0.0
+    """Error over bound of the worst element; infinity where no error is allowed."""
+    index: tuple[int, ...] = ()
+    axes: Axes = ()
+    actual: float | None = None
+    expected: float | None = None
+    bound: float | None = None
+    actual_bits: str = ""
+    expected_bits: str = ""
+    bias: float | None = None
+    """Mean signed error in standard deviations, where the mode tests it."""
+    message: str = ""
+    note: str = ""
+    """What a reader must know of the rule itself, such as a bound that is measured and not derived."""
+
+
+class Expectation(Protocol):
+    """One rule over named results."""
+
+    @property
+    def taps(self) -> tuple[str, ...]:
+        """The results it needs; the first one names it in reports."""
+
+    @property
+    def mode(self) -> Mode:
+        """The mode shown in reports."""
+
+    @property
+    def golden(self) -> Mapping[str, Tensor]:
+        """The recorded results, if any: they must satisfy the rule themselves."""
+
+    def judge(self, results: Mapping[str, Tensor]) -> Verdict:
+        """Judge results that hold every name in `taps`."""
+
+
+def formed(tap: str, mode: Mode, actual: Tensor, dtype: str, shape: Sequence[int]) -> Tensor | Verdict:
+    """The result in its logical dtype, or the verdict that its shape or dtype is wrong.
+
+    bf16 may come in a wider type when every value is exactly a bf16 number: a port without the type can still answer,
+    but not without the rounding.  float64 is rounded where fp32 is due, codes may come as U8, and I64 for I32.
+    """
+    if tuple(actual.shape) != tuple(shape):
+        return Verdict(tap, mode, False, message=f"wrong shape {list(actual.shape)}, expected {list(shape)}")
+    if actual.dtype == dtype:
+        return actual
+    if actual.dtype == "U8" and dtype in ("F8_E4M3", "F8_E8M0", "F4_E2M1"):
+        return Tensor(dtype, actual.data)
+    if actual.dtype == "I64" and dtype == "I32" and (abs(actual.data) < 2**31).all():
+        return Tensor(dtype, actual.data.astype(np.int32))
+    if actual.dtype == "F64" and dtype == "F32":
+        return Tensor.from_values(actual.values(), dtype)
+    if actual.dtype in ("F64", "F32") and dtype == "BF16":
+        values = actual.values()
+        narrow = FORMATS[dtype].round(values)
+        unequal = (narrow != values) & ~np.isnan(values)
+        if not unequal.any():
+            return Tensor.from_values(values, dtype)
+        index = first_index(unequal)
+        message = f"{actual.dtype} result is not rounded to {dtype}: {values[index]!r} at {list(index)}"
+        return Verdict(tap, mode, False, int(unequal.size), int(unequal.sum()), float("inf"), index, message=message)
+    return Verdict(tap, mode, False, message=f"wrong dtype {actual.dtype}, expected {dtype}")
+
+
+def bits_of(tensor: Tensor, index: tuple[int, ...]) -> str:
+    """The element's bit pattern in hexadecimal."""
+    raw = np.ascontiguousarray(tensor.data[index]).tobytes()
+    return "0x" + raw[::-1].hex()
+
+
+@dataclass(frozen=True)
+class Exact:
+    """Mode `exact`: every element equal; in floating point -0 equals +0, in codes it does not."""
+
+    tap: str
+    expected: Tensor
+    axes: Axes
+    note: str = ""
+
+    mode: Mode = "exact"
+
+    @property
+    def taps(self) -> tuple[str, ...]:
+        """The one tap judged."""
+        return (self.tap,)
+
+    @property
+    def golden(self) -> Mapping[str, Tensor]:
+        """The expected tensor is its own golden value."""
+        return {}
+
+    def judge(self, results: Mapping[str, Tensor]) -> Verdict:
+        """Compare element by element; NaN equals NaN."""
+        actual = formed(self.tap, self.mode, results[self.tap], self.expected.dtype, self.expected.shape)
+        if isinstance(actual, Verdict):
+            return actual
+        if self.expected.dtype in CODE_DTYPES:
+            different = actual.data != self.expected.data
+        else:
+            a, e = actual.values(), self.expected.values()
+            different = (a != e) & ~(np.isnan(a) & np.isnan(e))
+        count = int(different.size)
+        if not different.any():
+            return Verdict(self.tap, self.mode, True, count, axes=self.axes, note=self.note)
+        index = first_index(different)
+        return Verdict(
+            self.tap,
+            self.mode,
+            False,
+            count,
+            int(different.sum()),
+            float("inf"),
+            index,
+            self.axes,
+            float(actual.values()[index]),
+            float(self.expected.values()[index]),
+            0.0,
+            bits_of(actual, index),
+            bits_of(self.expected, index),
+            message=f"{int(different.sum())} of {count} elements differ",
+            note=self.note,
+        )
+
+
+@dataclass(frozen=True)
+class Within:
+    """Modes `dot` and `composed`: each element inside the interval that `expected` allows, rounded to `dtype`.
+
+    `expected` stands before the final rounding.  Rounding is monotone, so the values allowed are those from
+    round(value - error) to round(value + error).  An infinite expected value must be met exactly.
+    """
+
+    tap: str
+    expected: Bounded
+    dtype: str
+    axes: Axes
+    mode: Mode = "composed"
+    recorded: Tensor | None = None
+    terms: int = 0
+    """Length of the sum behind each element, for the message of a `dot` that is beyond any rounding."""
+    note: str = ""
+
+    @property
+    def taps(self) -> tuple[str, ...]:
+        """The one tap judged."""
+        return (self.tap,)
+
+    @property
+    def golden(self) -> Mapping[str, Tensor]:
+        """The recorded value, if one was given."""
+        return {} if self.recorded is None else {self.tap: self.recorded}
+
+    def judge(self, results: Mapping[str, Tensor]) -> Verdict:
+        """Error over bound for each element, NaN positions, and the bias over the tensor."""
+        actual = formed(self.tap, self.mode, results[self.tap], self.dtype, self.expected.shape)
+        if isinstance(actual, Verdict):
+            return actual
+        number_format = FORMATS[self.dtype]
+        value = self.expected.value
+        low = number_format.round(self.expected.low)
+        high = number_format.round(self.expected.high)
+        got = actual.values()
+        ratio = error_over_bound(got, value, low, high)
+        count = int(ratio.size)
+        if count == 0:
+            return Verdict(self.tap, self.mode, True, 0, axes=self.axes, note=self.note)
+        wrong = ratio > 1.0
+        index = first_index(wrong) if wrong.any() else first_index(ratio == ratio.max())
+        bias = self._bias(got, value, low, high) if self.mode == "dot" else None
+        passed = not wrong.any() and (bias is None or abs(bias) <= BIAS_SIGMAS)
+        return Verdict(
+            self.tap,
+            self.mode,
+            passed,
+            count,
+            int(wrong.sum()),
+            float(ratio.max()),
+            index,
+            self.axes,
+            float(got[index]),
+            float(value[index]),
+            _allowance(value[index], low[index], high[index]),
+            bits_of(actual, index),
+            bits_of(Tensor.from_values(value, self.dtype), index),
+            bias,
+            self._message(ratio, wrong, bias),
+            self.note,
+        )
+
+    def _bias(self, got: Floats, value: Floats, low: Floats, high: Floats) -> float | None:
+        """Signed error over bound, summed and divided by the root of its squares' sum: below 5 for honest rounding.
+
+        Equal elements (repeated streams, repeated tokens) round alike and would count many times: one of each is kept.
+        """
+        finite = np.isfinite(value) & (high > low)
+        _, unique = np.unique(value[finite], return_index=True)
+        if unique.size < BIAS_MINIMUM:
+            return None
+        half_width = np.maximum(high - value, value - low)[finite][unique]
+        scaled = (got[finite][unique] - value[finite][unique]) / half_width
+        if not np.isfinite(scaled).all():
+            return None
+        norm = float(np.sqrt((scaled**2).sum()))
+        return float(scaled.sum()) / norm if norm else 0.0
+
+    def _message(self, ratio: Floats, wrong: Bools, bias: float | None) -> str:
+        if wrong.any():
+            text = f"{int(wrong.sum())} of {ratio.size} elements beyond their bound"
+            if self.terms and ratio.max() > max(1.0, np.sqrt(self.terms)):
+                text += "; not rounding: no order of the sum comes this far"
+            return text
+        if bias is not None and abs(bias) > BIAS_SIGMAS:
+            return (
+                f"every element in bounds, but errors lean to one side ({bias:+.1f} sigma): rounding is not to nearest"
+            )
+        return ""
+
+
+def _allowance(value: float, low: float, high: float) -> float:
+    """Distance to the farther end of the interval; 0 for an infinite value, which must be met exactly."""
+    return float(max(high - value, value - low)) if np.isfinite(value) else 0.0
+
+
+def error_over_bound(got: Floats, value: Floats, low: Floats, high: Floats) -> Floats:
+    """|got - value| over the allowed distance on that side: above 1 exactly where `got` is outside [low, high].
+
+    An interval without ends (an undecidable element) allows everything but NaN; otherwise infinite or NaN expected
+    values must be met exactly.
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):
+        distance = np.abs(got - value)
+        inside = (got >= low) & (got <= high)
+        allowed = np.where(got >= value, high - value, value - low)
+        # Both ends may lie on one side of the value, which rounds there for certain: then that distance counts.
+        allowed = np.where(inside, allowed, np.maximum(high - value, value - low))
+        ratio = np.where(distance == 0, 0.0, distance / allowed)
+        ratio = np.where(inside, np.minimum(ratio, 1.0), np.maximum(ratio, np.nextafter(1.0, 2.0)))
+    open_ended = np.isneginf(low) & np.isposinf(high) & ~np.isnan(got)
+    special = ~np.isfinite(value) | ~np.isfinite(got)
+    matches = (got == value) | (np.isnan(got) & np.isnan(value))
+    result: Floats = np.where(open_ended, 0.0, np.where(special, np.where(matches, 0.0, np.inf), ratio))
+    return result
+
+
+@dataclass(frozen=True)
+class Ulp:
+    """Mode `ulp`: elementwise functions, at most `allowance` steps of the output format from the float64 value."""
+
+    tap: str
+    expected: Floats
+    dtype: str
+    allowance: int
+    axes: Axes
+    recorded: Tensor | None = None
+    note: str = ""
+
+    mode: Mode = "ulp"
+
+    @property
+    def taps(self) -> tuple[str, ...]:
+        """The one tap judged."""
+        return (self.tap,)
+
+    @property
+    def golden(self) -> Mapping[str, Tensor]:
+        """The recorded value, if one was given."""
+        return {} if self.recorded is None else {self.tap: self.recorded}
+
+    def judge(self, results: Mapping[str, Tensor]) -> Verdict:
+        """Distance from the exact value in units of the format's spacing there."""
+        actual = formed(self.tap, self.mode, results[self.tap], self.dtype, self.expected.shape)
+        if isinstance(actual, Verdict):
+            return actual
+        spacing = FORMATS[self.dtype].spacing(self.expected)
+        got = actual.values()
+        ratio = np.abs(got - self.expected) / (self.allowance * spacing)
+        ratio = np.where(np.isnan(ratio), np.inf, ratio)
+        wrong = ratio > 1.0
+        index = first_index(wrong) if wrong.any() else first_index(ratio == ratio.max())
+        return Verdict(
+            self.tap,
+            self.mode,
+            not wrong.any(),
+            int(ratio.size),
+            int(wrong.sum()),
+            float(ratio.max()),
+            index,
+            self.axes,
+            float(got[index]),
+            float(self.expected[index]),
+            float(self.allowance * spacing[index]),
+            bits_of(actual, index),
+            bits_of(Tensor.from_values(self.expected, self.dtype), index),
+            message=f"{int(wrong.sum())} of {ratio.size} elements beyond {self.allowance} ulp" if wrong.any() else "",
+            note=self.note,
+        )
+
+
+def first_index(mask: Any) -> tuple[int, ...]:
+    """Index of the first true element in row-major order."""
+    return tuple(int(i) for i in np.unravel_index(int(np.argmax(mask)), mask.shape))
+
+
+@dataclass(frozen=True)
+class OwnArgmax:
+    """Greedy output ids are a largest element of the logits that came with them, whatever those are."""
+
+    tap: str
+    logits: str
+
+    mode: Mode = "choice"
+
+    @property
+    def taps(self) -> tuple[str, ...]:
+        """Ids and the logits they were chosen from."""
+        return (self.tap, self.logits)
+
+    @property
+    def golden(self) -> Mapping[str, Tensor]:
+        """Nothing recorded is needed."""
+        return {}
+
+    def judge(self, results: Mapping[str, Tensor]) -> Verdict:
+        """Each id in range, and no logit larger than its own."""
+        logits = results[self.logits].values()
+        ids = formed(self.tap, self.mode, results[self.tap], "I32", logits.shape[:-1])
+        if isinstance(ids, Verdict):
+            return ids
+        in_range = (ids.data >= 0) & (ids.data < logits.shape[-1])
+        own = np.take_along_axis(logits, np.where(in_range, ids.data, 0)[..., None], -1)[..., 0]
+        wrong = ~in_range | ~(own >= logits.max(-1))
+        if not wrong.any():
+            return Verdict(self.tap, self.mode, True, int(wrong.size), axes=("request",))
+        index = first_index(wrong)
+        message = f"id {int(ids.data[index])} has a smaller logit than id {int(logits[index].argmax())}"
+        return Verdict(
+            self.tap, self.mode, False, int(wrong.size), int(wrong.sum()), np.inf, index, ("request",), message=message
+        )

@@ -1,0 +1,92 @@
+"""Noise floors: how far honest variants of the reference land from the recorded traces.
+
+They are measured, never derived, so that a reader can see what a `propagated` verdict rests on: each floor is the
+largest distance of any variant, times a stated margin.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from conformance.errors import FixtureError
+
+MARGIN = 4.0
+"""A few variants are few samples of a maximum; faults of interest move a tap by far more than four times the noise."""
+
+ROUNDING = 2.0**-8
+"""No floor below half a bf16 ulp: variants that happened to be bit equal say nothing about the next one."""
+
+Distances = Mapping[str, float]
+"""Largest relative distance by tap."""
+
+
+class Floors(Protocol):
+    """The allowance of each tap of a `propagated` case."""
+
+    def floor(self, case_id: str, tap: str) -> float:
+        """Allowed relative distance of a tap in a case."""
+
+    def describe(self) -> str:
+        """One line for reports."""
+
+
+class UnitFloors:
+    """Floors of one: error over bound is then the distance itself, as it is needed for measuring."""
+
+    def floor(self, case_id: str, tap: str) -> float:
+        """One, whatever the tap."""
+        return 1.0
+
+    def describe(self) -> str:
+        """One line for reports."""
+        return "the distance itself"
+
+
+@dataclass
+class NoiseFloors:
+    """Distances by case and tap: from a file where it knows the case, measured on first use elsewhere."""
+
+    measure: Callable[[str], Distances]
+    """Runs the honest variants through a case, by id."""
+    known: dict[str, Distances] = field(default_factory=dict)
+    origin: str = "measured in this run"
+
+    def floor(self, case_id: str, tap: str) -> float:
+        """Allowed relative distance of a tap in a case."""
+        if case_id not in self.known:
+            self.known[case_id] = self.measure(case_id)
+        return max(MARGIN * self.known[case_id].get(tap, 0.0), ROUNDING)
+
+    def describe(self) -> str:
+        """One line for reports."""
+        return f"{MARGIN:g} times the farthest of the reference's honest variants, {self.origin}"
+
+
+def read(path: Path, manifest_hash: str) -> dict[str, Distances]:
+    """Stored distances, empty when there is no file or it was made for other recordings.
+
+    Raises:
+        FixtureError: the file is not of the format; one line.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
+        if content["format"] != 1:
+            raise FixtureError(f"{path.name}: format {content['format']!r} is not known, expected 1")
+        stored: dict[str, Distances] = {
+            case: {tap: float(value) for tap, value in taps.items()} for case, taps in content["distances"].items()
+        }
+        return stored if content["manifest"] == manifest_hash else {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FixtureError(f"{path.name}: not a noise floor file: {type(error).__name__}: {error}") from error
+
+
+def write(path: Path, manifest_hash: str, made: Mapping[str, Any], distances: Mapping[str, Distances]) -> None:
+    """Store distances with how they were made."""
+    content = {"format": 1, "manifest": manifest_hash, "made": made, "distances": distances}
+    path.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,0 +1,1 @@
+"""Reports: JSON lines are the source, everything a person reads is derived from them."""

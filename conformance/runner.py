@@ -1,0 +1,184 @@
+"""Putting cases to an implementation and summing up what came back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from conformance.adapters.session import Answer, Session, UnsupportedRequest
+from conformance.cases.case import Case, Open, Step
+from conformance.errors import ConformanceError
+from conformance.judge.expectations import Expectation, Mode, Verdict
+
+Status = Literal["PASS", "FAIL", "CRASH", "UNSUPPORTED", "BROKEN"]
+"""BROKEN is our fault: the suite raised, or a recorded value does not satisfy the case's own rule."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One verdict with the words for where it was made."""
+
+    where: str
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class TapSummary:
+    """One tap over all steps of a case."""
+
+    tap: str
+    mode: Mode
+    judged: int
+    wrong: int
+    ratio: float
+    bias: float | None
+    worst: Finding
+    note: str
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """What became of a case."""
+
+    case: Case
+    status: Status
+    seconds: float
+    taps: tuple[TapSummary, ...] = ()
+    first_failure: Finding | None = None
+    message: str = ""
+    reached: str = ""
+    """Where the conversation ended, if it ended early."""
+
+    @property
+    def ratio(self) -> float:
+        """Worst error over bound in the case."""
+        return max((tap.ratio for tap in self.taps), default=0.0)
+
+    @property
+    def judged(self) -> int:
+        """Number of elements (or queries, for choices) that were judged."""
+        return sum(tap.judged for tap in self.taps)
+
+
+class _Tally:
+    """Collects verdicts by tap in the order in which taps first appeared."""
+
+    def __init__(self) -> None:
+        self.taps: dict[str, TapSummary] = {}
+        self.first_failure: Finding | None = None
+
+    def add(self, finding: Finding) -> None:
+        verdict = finding.verdict
+        if not verdict.passed and self.first_failure is None:
+            self.first_failure = finding
+        known = self.taps.get(verdict.tap)
+        if known is None:
+            self.taps[verdict.tap] = TapSummary(
+                verdict.tap,
+                verdict.mode,
+                verdict.count,
+                verdict.wrong,
+                verdict.ratio,
+                verdict.bias,
+                finding,
+                verdict.note,
+            )
+            return
+        worse = (not verdict.passed and known.worst.verdict.passed) or verdict.ratio > known.ratio
+        biases = [bias for bias in (known.bias, verdict.bias) if bias is not None]
+        self.taps[verdict.tap] = replace(
+            known,
+            judged=known.judged + verdict.count,
+            wrong=known.wrong + verdict.wrong,
+            ratio=max(known.ratio, verdict.ratio),
+            bias=max(biases, key=abs) if biases else None,
+            worst=finding if worse else known.worst,
+        )
+
+
+class _BrokenCase(Exception):
+    """A recorded value does not satisfy the rule that is about to judge others by it."""
+
+
+def run_case(case: Case, session: Session) -> CaseResult:
+    """Run one case from a fresh start.
+
+    Raises:
+        ConformanceError: a fixture is damaged.  Everything else ends in the result.
+    """
+    start = time.perf_counter()
+    session.reset()
+    tally = _Tally()
+    status: Status = "PASS"
+    message, reached = "", ""
+    step: Step | None = None
+    try:
+        for step in case.steps():
+            _run_step(step, session, tally)
+    except UnsupportedRequest as answer:
+        status, message = "UNSUPPORTED", str(answer)
+    except Answer as answer:
+        status = "CRASH" if answer.status == "CRASH" else "FAIL"
+        message, reached = str(answer), _reached(step)
+    except ConformanceError:
+        raise
+    except _BrokenCase as problem:
+        status, message, reached = "BROKEN", str(problem), _reached(step)
+    except Exception as error:
+        status = "BROKEN"
+        message, reached = f"the suite raised {type(error).__name__}: {' '.join(str(error).split())}", _reached(step)
+    if status == "PASS" and tally.first_failure is not None:
+        status = "FAIL"
+    return CaseResult(
+        case, status, time.perf_counter() - start, tuple(tally.taps.values()), tally.first_failure, message, reached
+    )
+
+
+def _reached(step: Step | None) -> str:
+    return "" if step is None else step.place.describe((), ())
+
+
+def _run_step(step: Step, session: Session, tally: _Tally) -> None:
+    results = session.ask(step.request)
+    if isinstance(step.request, Open):
+        return
+    for expectation in step.rules():
+        missing = [tap for tap in expectation.taps if tap not in results]
+        if missing:
+            verdict = Verdict(missing[0], expectation.mode, False, message="the result is missing")
+        else:
+            _check_golden(expectation, step)
+            verdict = expectation.judge(results)
+        tally.add(Finding(step.place.describe(verdict.axes, verdict.index), verdict))
+    for expectation in step.optional():
+        if all(tap in results for tap in expectation.taps):
+            _check_golden(expectation, step)
+            verdict = expectation.judge(results)
+            tally.add(Finding(step.place.describe(verdict.axes, verdict.index), verdict))
+
+
+def _check_golden(expectation: Expectation, step: Step) -> None:
+    if not expectation.golden:
+        return
+    verdict = expectation.judge(expectation.golden)
+    if not verdict.passed:
+        where = step.place.describe(verdict.axes, verdict.index)
+        raise _BrokenCase(
+            f"the recorded {verdict.tap} does not satisfy the rule at {where}: {verdict.message} "
+            f"(recorded {verdict.actual}, computed {verdict.expected}, bound {verdict.bound})"
+        )
+
+
+def run_cases(cases: Iterable[Case], session: Session) -> Iterator[CaseResult]:
+    """Run cases one after the other, yielding each result when it is there."""
+    for case in cases:
+        yield run_case(case, session)
+
+
+def exit_code(results: Sequence[CaseResult]) -> int:
+    """0 when every case that is supported passed, 1 otherwise (design.md section 6)."""
+    failed = any(result.status in ("FAIL", "CRASH", "BROKEN") for result in results)
+    nothing = not any(result.status == "PASS" for result in results)
+    return 1 if failed or nothing else 0

@@ -1,0 +1,156 @@
+"""Number formats, quantisers and dequantisation (numerics.md 1 and 2).
+
+The quantisers are defined in fp32 and must match bit for bit, so they take no `compute`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+FP8_GROUP = 32
+FP4_E8M0_GROUP = 32
+FP4_E4M3_GROUP = 16
+WEIGHT_TILE = 32
+
+E4M3_MAX = 448.0
+E2M1_MAX = 6.0
+E2M1_GRID = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""Magnitude of each 3-bit E2M1 code; the fourth bit is the sign."""
+
+FP8_AMAX_FLOOR = 1e-4
+FP4_E8M0_AMAX_FLOOR = 6.0 * 2.0**-126
+FP4_E4M3_AMAX_FLOOR = 6.0 * 2.0**-9
+
+
+def split_groups(x: torch.Tensor, group: int) -> torch.Tensor:
+    """[..., K] -> fp32 [..., ceil(K/group), group]; a short last group is filled with zeros."""
+    padded = functional.pad(x.float(), (0, -x.shape[-1] % group))
+    return torch.unflatten(padded, -1, (-1, group))
+
+
+def join_groups(groups: torch.Tensor, width: int) -> torch.Tensor:
+    """[..., G, group] -> [..., width], the inverse of `split_groups`."""
+    return groups.flatten(-2)[..., :width]
+
+
+def group_amax(groups: torch.Tensor, floor: float) -> torch.Tensor:
+    """Largest magnitude of each group, not below `floor`: fp32 [..., G, group] -> fp32 [..., G, 1] (numerics.md 2)."""
+    return groups.abs().amax(dim=-1, keepdim=True).clamp(min=floor)
+
+
+def pow2ceil(amax: torch.Tensor, largest: float) -> torch.Tensor:
+    """The power-of-two scale of numerics.md 1, 2**ceil(log2(amax / largest)): fp32 [...] -> E8M0 [...].
+
+    The exponent is read off the bits of the fp32 product with the rounded reciprocal, never through a logarithm.
+    """
+    bits = (amax * (1.0 / torch.tensor(largest, dtype=torch.float32))).view(torch.int32)
+    exponent, mantissa = bits >> 23, bits & 0x7FFFFF
+    biased = exponent + (mantissa != 0).to(torch.int32)
+    return biased.clamp(max=255).to(torch.uint8).view(torch.float8_e8m0fnu)
+
+
+def round_e2m1(x: torch.Tensor) -> torch.Tensor:
+    """Nearest E2M1 number, ties to the even code, sign of zero kept: fp32 [...] in ±6 -> fp32 [...] (numerics.md 1).
+
+    The grid is three stretches of equal spacing, and inside each the even codes are the even multiples.
+    """
+    magnitude = x.abs()
+    spacing = torch.full_like(x, 2.0).masked_fill(magnitude < 4.0, 1.0).masked_fill(magnitude < 2.0, 0.5)
+    return torch.copysign(torch.round(magnitude / spacing) * spacing, x)
+
+
+def pack_fp4(values: torch.Tensor) -> torch.Tensor:
+    """E2M1 numbers [..., K] -> codes, two a byte, the even element in the low nibble: uint8 [..., K/2]."""
+    grid = torch.tensor(E2M1_GRID, dtype=values.dtype)
+    magnitude = torch.searchsorted(grid, values.abs().contiguous()).to(torch.uint8)
+    codes = magnitude | (torch.signbit(values).to(torch.uint8) << 3)
+    return codes[..., 0::2] | (codes[..., 1::2] << 4)
+
+
+def unpack_fp4(packed: torch.Tensor) -> torch.Tensor:
+    """uint8 [..., K/2] -> E2M1 numbers fp32 [..., K], the low nibble first (numerics.md 1)."""
+    grid = torch.tensor((*E2M1_GRID, *(-magnitude for magnitude in E2M1_GRID)))
+    codes = torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(-2)
+    return grid[codes.to(torch.int32)]
+
+
+def _scale_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Q8: [..., K] -> E4M3 [..., G, 32], E8M0 [..., G, 1]."""
+    groups = split_groups(x, FP8_GROUP)
+    scale = pow2ceil(group_amax(groups, FP8_AMAX_FLOOR), E4M3_MAX)
+    return (groups / scale.float()).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn), scale
+
+
+def _scale_fp4_e8m0(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Q4-E8M0: [..., K] -> E2M1 numbers fp32 [..., G, 32], E8M0 [..., G, 1]."""
+    groups = split_groups(x, FP4_E8M0_GROUP)
+    scale = pow2ceil(group_amax(groups, FP4_E8M0_AMAX_FLOOR), E2M1_MAX)
+    return round_e2m1((groups / scale.float()).clamp(-E2M1_MAX, E2M1_MAX)), scale
+
+
+def _scale_fp4_e4m3(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Q4-E4M3: [..., K] -> E2M1 numbers fp32 [..., G, 16], E4M3 [..., G, 1].
+
+    Both divisions are true divisions: a product with a reciprocal would move exact ties.
+    """
+    groups = split_groups(x, FP4_E4M3_GROUP)
+    amax = group_amax(groups, FP4_E4M3_AMAX_FLOOR)
+    scale = (amax / E2M1_MAX).clamp(max=E4M3_MAX).to(torch.float8_e4m3fn)
+    return round_e2m1((groups / scale.float()).clamp(-E2M1_MAX, E2M1_MAX)), scale
+
+
+def quantize_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Q8: bf16 [..., K] -> codes E4M3 [..., K], scales E8M0 [..., K/32] (numerics.md 2)."""
+    codes, scale = _scale_fp8(x)
+    return join_groups(codes, x.shape[-1]), scale.squeeze(-1)
+
+
+def quantize_fp4_e8m0(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Q4-E8M0: bf16 [..., K] -> packed uint8 [..., K/2], scales E8M0 [..., K/32] (numerics.md 2)."""
+    values, scale = _scale_fp4_e8m0(x)
+    return pack_fp4(join_groups(values, x.shape[-1])), scale.squeeze(-1)
+
+
+def quantize_fp4_e4m3(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Q4-E4M3: bf16 [..., K] -> packed uint8 [..., K/2], scales E4M3 [..., K/16] (numerics.md 2)."""
+    values, scale = _scale_fp4_e4m3(x)
+    return pack_fp4(join_groups(values, x.shape[-1])), scale.squeeze(-1)
+
+
+def fake_quantize_fp8(x: torch.Tensor) -> torch.Tensor:
+    """Q8 and back: bf16 [..., K] -> bf16 [..., K] (numerics.md 2)."""
+    codes, scale = _scale_fp8(x)
+    return join_groups(codes.float() * scale.float(), x.shape[-1]).bfloat16()
+
+
+def fake_quantize_fp4_e8m0(x: torch.Tensor) -> torch.Tensor:
+    """Q4-E8M0 and back: bf16 [..., K] -> bf16 [..., K] (numerics.md 2)."""
+    values, scale = _scale_fp4_e8m0(x)
+    return join_groups(values * scale.float(), x.shape[-1]).bfloat16()
+
+
+def fake_quantize_fp4_e4m3(x: torch.Tensor) -> torch.Tensor:
+    """Q4-E4M3 and back: bf16 [..., K] -> bf16 [..., K] (numerics.md 2)."""
+    values, scale = _scale_fp4_e4m3(x)
+    return join_groups(values * scale.float(), x.shape[-1]).bfloat16()
+
+
+def dequantize_fp8_weight(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """E4M3 [N, K] and E8M0 [ceil(N/32), ceil(K/32)], one a tile -> bf16 [N, K] (numerics.md 2)."""
+    rows, columns = weight.shape
+    by_row = scale.float().repeat_interleave(WEIGHT_TILE, dim=0)[:rows]
+    by_element = by_row.repeat_interleave(WEIGHT_TILE, dim=1)[:, :columns]
+    return (weight.float() * by_element).bfloat16()
+
+
+def dequantize_fp8_rows(rows: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """E4M3 [..., K] and E8M0 [..., ceil(K/32)], as in an Engram table -> bf16 [..., K] (numerics.md 2 and 8)."""
+    return join_groups(split_groups(rows, FP8_GROUP) * scale.float().unsqueeze(-1), rows.shape[-1]).bfloat16()
+
+
+def dequantize_fp4_weight(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Packed uint8 [N, K/2] and E8M0 [N, K/32] -> bf16 [N, K] (numerics.md 2)."""
+    values = unpack_fp4(weight)
+    groups = split_groups(values, FP4_E8M0_GROUP) * scale.float().unsqueeze(-1)
+    return join_groups(groups, values.shape[-1]).bfloat16()

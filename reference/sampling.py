@@ -1,0 +1,28 @@
+"""From logits to a token (numerics.md 9)."""
+
+from __future__ import annotations
+
+import torch
+
+
+def greedy(logits: torch.Tensor) -> torch.Tensor:
+    """The largest logit, as at temperature 0: fp32 [B,V] -> int32 [B] (numerics.md 9)."""
+    return logits.argmax(dim=-1).to(torch.int32)
+
+
+def sample(
+    logits: torch.Tensor,
+    temperature: float,
+    exponentials: torch.Tensor,
+    *,
+    compute: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    """argmax of softmax(logits / temperature) / exponentials: fp32 [B,V] twice -> int32 [B] (numerics.md 9).
+
+    With independent unit exponentials this draws from the softmax (the Gumbel trick).  They are an argument so that a
+    draw can be repeated.
+    """
+    if temperature == 0:
+        return greedy(logits)
+    probabilities = torch.softmax(logits.to(compute) / temperature, dim=-1)
+    return (probabilities / exponentials.to(compute)).argmax(dim=-1).to(torch.int32)

@@ -1,0 +1,63 @@
+"""`run`: the command line in this process, put to the hand-made catalogue."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import cli_ports
+import pytest
+
+from conformance import cli
+from conformance.cases import catalogue
+from conformance.cases.case import Case
+from conformance.fixtures import Fixtures
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def error(self) -> str:
+        """The one line of a run that was not possible."""
+        assert self.code == 2
+        assert self.err.startswith("conformance: ")
+        assert self.err.count("\n") == 1
+        return self.err
+
+
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture(scope="session")
+def shipped() -> Fixtures:
+    """The shipped sets, hashed once for all tests."""
+    return Fixtures.open()
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, shipped: Fixtures) -> Run:
+    """Call `conformance` with arguments; `cases` replaces the hand-made catalogue."""
+    really_open = Fixtures.open
+    monkeypatch.setattr(Fixtures, "open", lambda where: shipped if where is None else really_open(where))
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str, cases: Sequence[Case] = cli_ports.CASES) -> Outcome:
+        monkeypatch.setattr(catalogue, "catalogue", lambda fixtures: cases)
+        monkeypatch.setattr(sys, "argv", ["conformance", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capsys.readouterr()
+        assert "Traceback" not in captured.out + captured.err
+        assert isinstance(ended.value.code, int)
+        return Outcome(ended.value.code, captured.out, captured.err)
+
+    return call
