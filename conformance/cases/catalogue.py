@@ -19,6 +19,7 @@ from conformance.cases import (
     moe,
     norm,
     quantize,
+    released,
     rotary,
     sampling,
     sparse_attention,
@@ -28,9 +29,77 @@ from conformance.cases import (
 from conformance.cases.case import Case
 from conformance.cases.noise_floors import floors_of
 from conformance.cases.traces import GoldenModel, Joined
+from conformance.cases.vectors import (
+    attention as attention_vectors,
+)
+from conformance.cases.vectors import (
+    candidates as candidates_vectors,
+)
+from conformance.cases.vectors import (
+    compressor as compressor_vectors,
+)
+from conformance.cases.vectors import (
+    engram as engram_vectors,
+)
+from conformance.cases.vectors import (
+    experts as experts_vectors,
+)
+from conformance.cases.vectors import (
+    gate as gate_vectors,
+)
+from conformance.cases.vectors import (
+    hyper_connections as hyper_connections_vectors,
+)
+from conformance.cases.vectors import (
+    indexer as indexer_vectors,
+)
+from conformance.cases.vectors import (
+    linear as linear_vectors,
+)
+from conformance.cases.vectors import (
+    model as model_vectors,
+)
+from conformance.cases.vectors import (
+    norm as norm_vectors,
+)
+from conformance.cases.vectors import (
+    quantize as quantize_vectors,
+)
+from conformance.cases.vectors import (
+    rotary as rotary_vectors,
+)
+from conformance.cases.vectors import (
+    sampling as sampling_vectors,
+)
+from conformance.cases.vectors import (
+    sparse_attention as sparse_attention_vectors,
+)
+from conformance.cases.vectors import (
+    window as window_vectors,
+)
 from conformance.fixtures import Fixtures
 from conformance.interface import COMPONENTS
 from conformance.judge.noise import Floors
+
+VECTORS = (
+    quantize_vectors,
+    linear_vectors,
+    norm_vectors,
+    rotary_vectors,
+    hyper_connections_vectors,
+    window_vectors,
+    compressor_vectors,
+    indexer_vectors,
+    candidates_vectors,
+    sparse_attention_vectors,
+    attention_vectors,
+    gate_vectors,
+    experts_vectors,
+    engram_vectors,
+    model_vectors,
+    sampling_vectors,
+)
+"""The hand-made vectors, which need no fixtures."""
 
 
 def catalogue(fixtures: Fixtures) -> Sequence[Case]:
@@ -40,6 +109,10 @@ def catalogue(fixtures: Fixtures) -> Sequence[Case]:
         if fixtures.kind(name) == "model":
             golden = GoldenModel(fixtures.model(name))
             result += cases_of(golden, floors_of(fixtures, golden))
+        else:
+            result += released.cases(fixtures.recipe(name))
+    for component in VECTORS:
+        result += component.cases()
     return sorted(result, key=lambda case: (COMPONENTS.index(case.component), case.id))
 
 
