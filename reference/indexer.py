@@ -21,7 +21,7 @@ Ties = Literal["library", "earliest"]
 in one call and the same prompt in chunks may keep different ones.  `earliest` keeps the first positions, always.
 """
 
-SCORED_ELEMENTS = 1 << 24
+SCORED_ELEMENTS = 1 << 21
 """Bound on the elements of the per-head scores held at once; more queries than fit are worked off in turn."""
 
 

@@ -8,7 +8,7 @@ from reference.precision import to_bf16
 
 LIST_BLOCK = 64
 RUNNING_MAXIMUM_START = -1e30
-GATHERED_ELEMENTS = 1 << 24
+GATHERED_ELEMENTS = 1 << 21
 """Bound on the elements of the rows gathered at once; more queries than fit are worked off in turn."""
 
 
