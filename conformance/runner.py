@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
+
 from conformance.adapters.session import Answer, Session, UnsupportedRequest
 from conformance.cases.case import Case, Open, Step
 from conformance.errors import ConformanceError
@@ -36,6 +38,8 @@ class TapSummary:
     bias: float | None
     worst: Finding
     note: str
+    median_distance: float = 0.0
+    """Mode `propagated`: median over all positions of the case."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +72,14 @@ class _Tally:
     def __init__(self) -> None:
         self.taps: dict[str, TapSummary] = {}
         self.first_failure: Finding | None = None
+        self._distances: dict[str, list[float]] = {}
+        self._allowances: dict[str, float] = {}
 
     def add(self, finding: Finding) -> None:
         verdict = finding.verdict
+        if verdict.distances:
+            self._distances.setdefault(verdict.tap, []).extend(verdict.distances)
+            self._allowances[verdict.tap] = verdict.median_allowance
         if not verdict.passed and self.first_failure is None:
             self.first_failure = finding
         known = self.taps.get(verdict.tap)
@@ -97,6 +106,18 @@ class _Tally:
             worst=finding if worse else known.worst,
         )
 
+    def close(self) -> None:
+        """Judge what only the whole case shows: the median distance of `propagated` taps."""
+        for tap, distances in self._distances.items():
+            median, allowance = float(np.median(distances)), self._allowances[tap]
+            self.taps[tap] = replace(self.taps[tap], median_distance=median)
+            if median > allowance:
+                message = (
+                    f"half of {len(distances)} positions are farther than {median:.3g}, noise reaches {allowance:.3g}"
+                )
+                verdict = Verdict(tap, "propagated", False, ratio=median / allowance, message=message)
+                self.add(Finding("over the whole case", verdict))
+
 
 class _BrokenCase(Exception):
     """A recorded value does not satisfy the rule that is about to judge others by it."""
@@ -117,6 +138,7 @@ def run_case(case: Case, session: Session) -> CaseResult:
     try:
         for step in case.steps():
             _run_step(step, session, tally)
+        tally.close()
     except UnsupportedRequest as answer:
         status, message = "UNSUPPORTED", str(answer)
     except Answer as answer:

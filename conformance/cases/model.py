@@ -141,9 +141,9 @@ def _image_features(trace: Trace, call: int) -> Tensor | None:
 
 def _call_rules(trace: Trace, call: int, floors: Floors, case_id: str) -> Sequence[Expectation]:
     logits = trace.scenario.tap(call, "logits")
-    floor = floors.floor(case_id, "logits")
+    allowance = floors.allowance(case_id, "logits")
     return [
-        Propagated("logits", logits, floor, floors.describe(), ("request", "token id")),
+        Propagated("logits", logits, allowance, floors.describe(), ("request", "token id")),
         OwnArgmax("output_ids", "logits"),
     ]
 
@@ -155,6 +155,6 @@ def _state_rules(model: GoldenModel, trace: Trace, floors: Floors, case_id: str)
             recorded = trace.state(layer, name)
             if recorded is not None:
                 tap = f"layer{layer}/{name}"
-                floor = floors.floor(case_id, tap)
-                rules.append(Propagated(tap, recorded, floor, floors.describe(), ("request", "row", "feature")))
+                allowance = floors.allowance(case_id, tap)
+                rules.append(Propagated(tap, recorded, allowance, floors.describe(), ("request", "row", "feature")))
     return rules

@@ -12,7 +12,7 @@ from conformance import __version__
 from conformance.cases.traces import GoldenModel
 from conformance.errors import ConformanceError
 from conformance.fixtures import NOISE_FLOOR, Fixtures
-from conformance.judge.noise import Distances, NoiseFloors, UnitFloors, read, write
+from conformance.judge.noise import Distance, Distances, NoiseFloors, UnitFloors, read, write
 
 
 def floors_of(fixtures: Fixtures, golden: GoldenModel) -> NoiseFloors:
@@ -34,7 +34,7 @@ def measure(golden: GoldenModel, case_id: str) -> Distances:
     from conformance.runner import run_case
 
     case = next(case for case in cases_of(golden, UnitFloors()) if case.id == case_id)
-    largest: dict[str, float] = {}
+    farthest: dict[str, Distance] = {}
     for variant in HONEST_VARIANTS:
         with variant.session() as session:
             result = run_case(case, session)
@@ -44,8 +44,9 @@ def measure(golden: GoldenModel, case_id: str) -> Distances:
             if tap.mode == "propagated" and not math.isfinite(tap.ratio):
                 raise ConformanceError(f"noise floor of {case_id}: {variant.name}: {tap.worst.verdict.message}")
             if tap.mode == "propagated":
-                largest[tap.tap] = max(largest.get(tap.tap, 0.0), tap.ratio)
-    return largest
+                known = farthest.get(tap.tap, Distance(0.0, 0.0))
+                farthest[tap.tap] = Distance(max(known.largest, tap.ratio), max(known.median, tap.median_distance))
+    return farthest
 
 
 def store(fixtures: Fixtures, progress: Callable[[str], None]) -> Path:

@@ -65,6 +65,6 @@ def _steps(model: GoldenModel, trace: Trace, layers: list[int], floors: Floors, 
 
 def _rules(trace: Trace, layer: int, call: int, floors: Floors, case_id: str) -> Sequence[Expectation]:
     return [
-        Propagated(tap, trace.part(call, tap, layer), floors.floor(case_id, tap), floors.describe(), axes)
+        Propagated(tap, trace.part(call, tap, layer), floors.allowance(case_id, tap), floors.describe(), axes)
         for tap, axes in (("h_out", STREAM_AXES), ("pre_out", PER_STREAM))
     ]

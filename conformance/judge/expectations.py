@@ -51,6 +51,10 @@ class Verdict:
     message: str = ""
     note: str = ""
     """What a reader must know of the rule itself, such as a bound that is measured and not derived."""
+    distances: Sequence[float] = ()
+    """Mode `propagated`: the relative distance of each position, for the median over a whole case."""
+    median_allowance: float = np.inf
+    """What that median may be."""
 
 
 class Expectation(Protocol):

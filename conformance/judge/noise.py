@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from conformance.errors import FixtureError
 
@@ -20,15 +20,23 @@ MARGIN = 4.0
 ROUNDING = 2.0**-8
 """No floor below half a bf16 ulp: variants that happened to be bit equal say nothing about the next one."""
 
-Distances = Mapping[str, float]
-"""Largest relative distance by tap."""
+
+class Distance(NamedTuple):
+    """Relative distances from a recorded trace over a case: the largest of a call, the median of the positions."""
+
+    largest: float
+    median: float
+
+
+Distances = Mapping[str, Distance]
+"""By tap."""
 
 
 class Floors(Protocol):
     """The allowance of each tap of a `propagated` case."""
 
-    def floor(self, case_id: str, tap: str) -> float:
-        """Allowed relative distance of a tap in a case."""
+    def allowance(self, case_id: str, tap: str) -> Distance:
+        """Allowed relative distances of a tap in a case."""
 
     def describe(self) -> str:
         """One line for reports."""
@@ -37,9 +45,9 @@ class Floors(Protocol):
 class UnitFloors:
     """Floors of one: error over bound is then the distance itself, as it is needed for measuring."""
 
-    def floor(self, case_id: str, tap: str) -> float:
+    def allowance(self, case_id: str, tap: str) -> Distance:
         """One, whatever the tap."""
-        return 1.0
+        return Distance(1.0, 1.0)
 
     def describe(self) -> str:
         """One line for reports."""
@@ -55,11 +63,12 @@ class NoiseFloors:
     known: dict[str, Distances] = field(default_factory=dict)
     origin: str = "measured in this run"
 
-    def floor(self, case_id: str, tap: str) -> float:
-        """Allowed relative distance of a tap in a case."""
+    def allowance(self, case_id: str, tap: str) -> Distance:
+        """Allowed relative distances of a tap in a case."""
         if case_id not in self.known:
             self.known[case_id] = self.measure(case_id)
-        return max(MARGIN * self.known[case_id].get(tap, 0.0), ROUNDING)
+        seen = self.known[case_id].get(tap, Distance(0.0, 0.0))
+        return Distance(max(MARGIN * seen.largest, ROUNDING), max(MARGIN * seen.median, ROUNDING))
 
     def describe(self) -> str:
         """One line for reports."""
@@ -79,7 +88,8 @@ def read(path: Path, manifest_hash: str) -> dict[str, Distances]:
         if content["format"] != 1:
             raise FixtureError(f"{path.name}: format {content['format']!r} is not known, expected 1")
         stored: dict[str, Distances] = {
-            case: {tap: float(value) for tap, value in taps.items()} for case, taps in content["distances"].items()
+            case: {tap: Distance(float(largest), float(median)) for tap, (largest, median) in taps.items()}
+            for case, taps in content["distances"].items()
         }
         return stored if content["manifest"] == manifest_hash else {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -14,23 +14,29 @@ import numpy as np
 
 from conformance.judge.bounded import Floats
 from conformance.judge.expectations import Axes, Mode, Verdict, bits_of, first_index, formed
+from conformance.judge.noise import Distance
 from conformance.tensors import Tensor
 
 
-def relative_distance(got: Floats, expected: Floats) -> float:
-    """Euclidean distance over the expected tensor's norm; 0 for two zeros, NaN if anything is NaN."""
-    norm = float(np.linalg.norm(expected))
-    distance = float(np.linalg.norm(got - expected))
-    return distance / norm if norm else (0.0 if distance == 0.0 else float("inf"))
+def relative_distances(got: Floats, expected: Floats) -> Floats:
+    """Euclidean distance over the expected norm, along the last axis; 0 for two zeros, infinity for a zero expected."""
+    norm, distance = np.linalg.norm(expected, axis=-1), np.linalg.norm(got - expected, axis=-1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        result: Floats = np.where(distance == 0.0, 0.0, distance / norm)
+    return result
 
 
 @dataclass(frozen=True)
 class Propagated:
-    """Relative distance of the whole tensor from the recorded one, at most `floor`."""
+    """Relative distance of the whole tensor from the recorded one, at most `allowance.largest`.
+
+    A single honest tie can move one call far, so over a whole case the median of the positions' distances is judged
+    too, by `allowance.median`: a mistake in every position shows there.
+    """
 
     tap: str
     recorded: Tensor
-    floor: float
+    allowance: Distance
     origin: str
     """Where the floor comes from, shown in the report."""
     axes: Axes
@@ -70,14 +76,16 @@ class Propagated:
                 self.axes,
                 float(got[index]),
                 float(expected[index]),
-                self.floor,
+                self.allowance.largest,
                 bits_of(actual, index),
                 bits_of(self.recorded, index),
                 message=f"{int(unusual.sum())} of {got.size} elements are not finite",
                 note=note,
             )
-        distance = relative_distance(got, expected)
-        ratio = distance / self.floor if self.floor else (0.0 if distance == 0.0 else float("inf"))
+        distance = float(relative_distances(got.reshape(-1), expected.reshape(-1)))
+        ratio = distance / self.allowance.largest
+        positions = 2 if "position" in self.axes or "row" in self.axes else 1
+        rows = got.shape[:positions] + (-1,)
         index = first_index(np.abs(got - expected) == np.abs(got - expected).max())
         passed = ratio <= 1.0
         return Verdict(
@@ -91,9 +99,13 @@ class Propagated:
             self.axes,
             float(got[index]),
             float(expected[index]),
-            self.floor,
+            self.allowance.largest,
             bits_of(actual, index),
             bits_of(self.recorded, index),
-            message="" if passed else f"relative distance {distance:.3g} beyond the noise floor {self.floor:.3g}",
+            message=""
+            if passed
+            else f"relative distance {distance:.3g} beyond the noise floor {self.allowance.largest:.3g}",
             note=note,
+            distances=tuple(relative_distances(got.reshape(rows), expected.reshape(rows)).reshape(-1).tolist()),
+            median_allowance=self.allowance.median,
         )

@@ -34,6 +34,9 @@ def combined(config: ModelConfig, weights: Parameters, x: Bounded, routing_weigh
         value[tokens] += part.value
         error[tokens] += part.error
         absolute[tokens] += part.magnitude
-    shared = expert(config, weights.within("shared_experts."), x, None).rounded(BF16)
-    value, error, absolute = value + shared.value, error + shared.error, absolute + shared.magnitude
-    return Bounded(value, error + sum_roundoff(indices.shape[-1] + 1) * absolute)
+    terms = indices.shape[-1]
+    if config.n_shared_experts:
+        shared = expert(config, weights.within("shared_experts."), x, None).rounded(BF16)
+        value, error, absolute = value + shared.value, error + shared.error, absolute + shared.magnitude
+        terms += 1
+    return Bounded(value, error + sum_roundoff(terms) * absolute)
