@@ -25,7 +25,7 @@ from conformance.cases import catalogue
 from conformance.cases.case import Case
 from conformance.errors import ConformanceError, TargetError
 from conformance.fixtures import Fixtures
-from conformance.interface import Description, Reading
+from conformance.interface import AccumulatorName, Description, Reading
 from conformance.report.records import CaseRecord, Footer, Header, case_record
 from conformance.report.summary import FAILED, status_counts
 from conformance.report.terminal import make_console, print_case, print_header, print_report
@@ -171,9 +171,12 @@ def _blaming(target: str) -> Iterator[None]:
 
 def _description(target: str, session: Session) -> Description:
     description = session.describe()
-    readings = get_args(Reading)
-    if description.reading not in readings:
-        raise TargetError(f"target {target!r}: declares reading {description.reading!r}, not {' or '.join(readings)}")
+    for what, value, known in (
+        ("reading", description.reading, get_args(Reading)),
+        ("accumulator", description.accumulator, get_args(AccumulatorName)),
+    ):
+        if value not in known:
+            raise TargetError(f"target {target!r}: declares {what} {value!r}, not {' or '.join(known)}")
     if not isinstance(description.conventions, Mapping):
         raise TargetError(f"target {target!r}: declares conventions that are not a mapping")
     return description
@@ -194,6 +197,7 @@ def _header(
             "device": str(description.device),
             "homepage": str(description.homepage),
             "reading": description.reading,
+            "accumulator": description.accumulator,
             "conventions": {str(name): str(text) for name, text in description.conventions.items()},
         },
         reading=reading,

@@ -41,7 +41,10 @@ app = typer.Typer(
 @app.command()
 def check(
     target: Target,
-    level: Annotated[Level, typer.Option(help="How much to run; each level includes the ones before.")] = "core",
+    level: Annotated[
+        Level | None,
+        typer.Option(help="How much to run; each includes the ones before (default: core; full with --set)."),
+    ] = None,
     expression: Expression = None,
     components: Components = None,
     set_name: Annotated[
@@ -63,7 +66,9 @@ def check(
     from conformance import check as run
     from conformance.selection import Selection
 
-    selection = Selection(level, expression, tuple(components or ()), set_name)
+    # Whoever names a set means all of it.
+    chosen_level: Level = level or ("core" if set_name is None else "full")
+    selection = Selection(chosen_level, expression, tuple(components or ()), set_name)
     return run.check(
         run.CheckOptions(
             target,
@@ -137,6 +142,66 @@ def lock(
         raise FixtureError(f"{one_line(str(directory))}: not a directory")
     print(f"wrote {write_lock(directory)}")
     return 0
+
+
+@app.command()
+def checkpoint(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of safetensors shards and their index.")],
+    partial: Annotated[bool, typer.Option("--partial", help="Shards may be absent: check those that are there.")] = (
+        False
+    ),
+) -> int:
+    """Check names, shapes, types and counts of a checkpoint; reads headers only, never weights."""
+    from conformance.checkpoint import check_checkpoint
+    from conformance.report.checkpoint import print_checkpoint
+    from conformance.report.terminal import make_console
+
+    result = check_checkpoint(directory, partial)
+    print_checkpoint(make_console(), result)
+    return result.exit_code
+
+
+@app.command()
+def record(
+    upstream: Annotated[
+        Path, typer.Option("--upstream", metavar="DIR", help="The inference/ folder of a checkout of the model.")
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the sets go; must not exist.")],
+    kernels: Annotated[
+        Literal["upstream", "reference"],
+        typer.Option(help="The checkout's kernels on a GPU, or this suite's own on a CPU."),
+    ] = "reference",
+    scenarios: Annotated[
+        Path | None, typer.Option("--scenarios", metavar="FILE", help="Declarations instead of the shipped ones.")
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option("--revision", metavar="TEXT", help="The checkout's revision, for the provenance.")
+    ] = None,
+    agreed: Annotated[bool, typer.Option("--yes", help="Execute the checkout's code; without, only show it.")] = False,
+) -> int:
+    """Record golden sets by running the published code on seeded weights; it is shown before it is executed."""
+    from conformance.recording.record import RecordOptions, print_progress
+    from conformance.recording.record import record as run
+
+    return run(RecordOptions(upstream, out, kernels, agreed, scenarios, revision), print_progress)
+
+
+@app.command()
+def tokenizer(
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="A tokenizer.json, or a directory or installed package with one.")
+    ],
+    fixtures: FixturesDirectory = None,
+) -> int:
+    """Check that a tokenizer is the one whose ids Engram's tables were trained with: exit code 0 if so, 1 if not."""
+    from conformance.fixtures import Fixtures
+    from conformance.tokenizer import find_tokenizer, mistaken, read_tokens
+
+    path = find_tokenizer(source)
+    recorded = Fixtures.open(fixtures).recipe("released").parts["engram"]["token_map"].data
+    problem = mistaken(read_tokens(path), recorded)
+    print(f"{path}: {problem or f'{recorded.size:,} tokens, {int(recorded.max()) + 1:,} compressed ids, as recorded'}")
+    return 1 if problem else 0
 
 
 @app.command("noise-floor")

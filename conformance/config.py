@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
 from typing import Any
 
 from conformance.errors import FixtureError
+
+QUANTISER_GROUP = 32
+"""The larger of the two group sizes of numerics.md 2."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +37,6 @@ class ModelConfig:
     compress_ratios: tuple[int, ...]
     kv_source_layers: tuple[int, ...]
     index_source_layers: tuple[int, ...]
-    candidate_source_layer: int
-    candidate_topk_blocks: int
-    candidate_block_size: int
     index_n_heads: int
     index_head_dim: int
     index_topk: int
@@ -49,14 +49,18 @@ class ModelConfig:
     hc_mult: int
     hc_sinkhorn_iters: int
     hc_eps: float
-    engram_layer_ids: tuple[int, ...]
-    engram_vocab_size: int
-    engram_num_embeddings: tuple[int, ...]
-    engram_max_ngram_size: int
-    engram_n_heads: int
-    engram_head_dim: int
-    engram_pad_id: int
-    engram_compressed_vocab_size: int
+    candidate_source_layer: int = -1
+    """Negative where no layer publishes candidates; the file may also say null or leave the keys out."""
+    candidate_topk_blocks: int = 0
+    candidate_block_size: int = 0
+    engram_layer_ids: tuple[int, ...] = ()
+    engram_vocab_size: int = 0
+    engram_num_embeddings: tuple[int, ...] = ()
+    engram_max_ngram_size: int = 0
+    engram_n_heads: int = 0
+    engram_head_dim: int = 0
+    engram_pad_id: int = 0
+    engram_compressed_vocab_size: int = 0
 
     @staticmethod
     def from_mapping(mapping: Mapping[str, Any], origin: str) -> ModelConfig:
@@ -67,6 +71,9 @@ class ModelConfig:
         """
         values: dict[str, Any] = {}
         for field in fields(ModelConfig):
+            optional = field.default is not MISSING
+            if optional and mapping.get(field.name) is None:
+                continue
             if field.name not in mapping:
                 raise FixtureError(f"{origin}: key {field.name!r} is missing")
             value = mapping[field.name]
@@ -85,12 +92,32 @@ class ModelConfig:
         config = ModelConfig(**values)
         if len(config.compress_ratios) < config.n_layers:
             raise FixtureError(f"{origin}: key 'compress_ratios' has fewer entries than n_layers = {config.n_layers}")
+        for name, width in config._quantised_widths().items():
+            if width % QUANTISER_GROUP:
+                raise FixtureError(
+                    f"{origin}: {name} is {width}, but is quantised in groups of {QUANTISER_GROUP}, all of them whole"
+                )
         for layer in range(config.n_layers):
             if config.ratio(layer) and not any(s <= layer for s in config.kv_source_layers):
                 raise FixtureError(
                     f"{origin}: layer {layer} compresses but key 'kv_source_layers' has no source before it"
                 )
         return config
+
+    def _quantised_widths(self) -> dict[str, int]:
+        """Widths of the rows that quantisers take; what a part of a group would be is not defined (numerics.md 2)."""
+        widths = {
+            "key 'dim'": self.dim,
+            "key 'q_lora_rank'": self.q_lora_rank,
+            "key 'o_groups' times 'o_lora_rank'": self.o_groups * self.o_lora_rank,
+            "key 'moe_inter_dim'": self.moe_inter_dim,
+            "key 'head_dim'": self.head_dim,
+        }
+        if self.index_source_layers:
+            widths["key 'index_head_dim'"] = self.index_head_dim
+        if self.engram_layer_ids:
+            widths["key 'engram_head_dim' times the columns"] = self.engram_columns * self.engram_head_dim
+        return widths
 
     def ratio(self, layer: int) -> int:
         """Compression ratio; 0 is a window-only layer."""

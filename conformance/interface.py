@@ -12,7 +12,8 @@ Conventions that hold for every method:
 - `weights` maps parameter names, relative to the unit the method stands for, to tensors: `wq_a.weight`,
   `wq_a.scale`, `compressor.norm.weight` for an attention; `attn.wq_a.weight`, `hc_attn_fn` for a block; checkpoint
   names for the model.  FP8 is F8_E4M3 with an F8_E8M0 scale per 32x32 tile; FP4 is U8, two codes a byte, the even
-  element in the low nibble, with an F8_E8M0 scale per row and 32 inputs.
+  element in the low nibble, with an F8_E8M0 scale per row and 32 inputs.  At the released sizes it is a read-only
+  mapping that makes a tensor when it is looked up and lists only what the case needs: take parameters by name.
 - `positions` are absolute token positions, int64 [B, T].  `image_mask` is True at image tokens; None means none.
 - A method that is not overridden, or that raises `Unsupported`, is reported as UNSUPPORTED: never a pass.
 """
@@ -29,6 +30,7 @@ Array = Any
 Config = Mapping[str, Any]
 Weights = Mapping[str, Array]
 Reading = Literal["intended", "literal"]
+AccumulatorName = Literal["fp32", "fp8-tensor-core", "fp16"]
 
 
 class Unsupported(Exception):
@@ -46,8 +48,10 @@ class Description:
     homepage: str = ""
     reading: Reading = "intended"
     """Which reading of the published code's shared index-key slot the port follows (numerics.md 6.4)."""
+    accumulator: AccumulatorName = "fp32"
+    """What sums the products of FP8 and FP4 linears; anything but fp32 widens bounds and is named in the verdict."""
     conventions: Mapping[str, str] = field(default_factory=dict)
-    """Free remarks on layouts and accumulators, by name."""
+    """Free remarks, by name."""
 
 
 class Stateful:

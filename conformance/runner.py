@@ -12,6 +12,7 @@ import numpy as np
 from conformance.adapters.session import Answer, Session, UnsupportedRequest
 from conformance.cases.case import Case, Open, Step
 from conformance.errors import ConformanceError
+from conformance.judge import accumulators
 from conformance.judge.expectations import Expectation, Mode, Verdict
 
 Status = Literal["PASS", "FAIL", "CRASH", "UNSUPPORTED", "BROKEN"]
@@ -136,8 +137,9 @@ def run_case(case: Case, session: Session) -> CaseResult:
     message, reached = "", ""
     step: Step | None = None
     try:
-        for step in case.steps():
-            _run_step(step, session, tally)
+        with accumulators.judging(session.describe().accumulator):
+            for step in case.steps():
+                _run_step(step, session, tally)
         tally.close()
     except UnsupportedRequest as answer:
         status, message = "UNSUPPORTED", str(answer)

@@ -37,8 +37,11 @@ NUMPY_TYPES: Mapping[str, np.dtype[Any]] = {
 INTEGERS = frozenset({"I64", "I32", "U8"})
 #: Kept as codes and decoded through `conformance.formats`.
 CODED = frozenset({"BF16", "F8_E4M3", "F8_E8M0", "F4_E2M1"})
-#: What a file may hold. One FP4 code a byte has no spelling of its own there: it is written as U8.
-FILE_DTYPES = frozenset(NUMPY_TYPES) - {"F4_E2M1"}
+#: What a golden file may hold, and the bits of an element. One FP4 code a byte has no spelling of its own there: it is
+#: written as U8.
+FILE_DTYPES: Mapping[str, int] = {
+    dtype: numpy_type.itemsize * 8 for dtype, numpy_type in NUMPY_TYPES.items() if dtype != "F4_E2M1"
+}
 
 MAX_HEADER_BYTES = 100_000_000
 MAX_RANK = 32
@@ -230,10 +233,11 @@ def parse_json(raw: bytes, label: str) -> Any:
         raise FixtureError(f"{one_line(label)}: not valid JSON: {one_line(str(error))}") from error
 
 
-def read_header(path: Path, label: str | None = None) -> Header:
+def read_header(path: Path, label: str | None = None, dtypes: Mapping[str, int] = FILE_DTYPES) -> Header:
     """Read and check the header of a safetensors file; no tensor data is read.
 
-    The tensors must cover the rest of the file exactly, without gap or overlap, as the format demands.
+    The tensors must cover the rest of the file exactly, without gap or overlap, as the format demands. `dtypes` are the
+    accepted element types and their bits.
 
     Raises:
         FixtureError: one line that begins with `label` (the path when None) and names the tensor at fault.
@@ -259,7 +263,9 @@ def read_header(path: Path, label: str | None = None) -> Header:
         raise FixtureError(f"{label}: __metadata__ is not an object of strings")
 
     start = 8 + length
-    entries = {name: _entry(f"{label}: tensor {one_line(name)}", fields, start) for name, fields in parsed.items()}
+    entries = {
+        name: _entry(f"{label}: tensor {one_line(name)}", fields, start, dtypes) for name, fields in parsed.items()
+    }
     entries = dict(sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)))
     covered = start
     for name, entry in entries.items():
@@ -275,19 +281,19 @@ def read_header(path: Path, label: str | None = None) -> Header:
     return Header(entries, metadata)
 
 
-def _entry(where: str, fields: Any, start: int) -> Entry:
+def _entry(where: str, fields: Any, start: int, dtypes: Mapping[str, int]) -> Entry:
     """Check one header entry on its own; `start` is where the data begins in the file."""
     if not isinstance(fields, dict) or set(fields) != {"dtype", "shape", "data_offsets"}:
         raise FixtureError(f"{where}: an entry has dtype, shape and data_offsets, nothing else")
     dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in FILE_DTYPES:
-        raise FixtureError(f"{where}: dtype {one_line(repr(dtype))} is not one of {', '.join(sorted(FILE_DTYPES))}")
+    if not isinstance(dtype, str) or dtype not in dtypes:
+        raise FixtureError(f"{where}: dtype {one_line(repr(dtype))} is not one of {', '.join(sorted(dtypes))}")
     if not _naturals(shape) or len(shape) > MAX_RANK or max(shape, default=0) > MAX_DIM:
         raise FixtureError(f"{where}: shape {one_line(repr(shape))} is not a list of sizes")
     if not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise FixtureError(f"{where}: data_offsets {one_line(repr(offsets))} are not a begin and an end")
     begin, end = offsets
-    needed = prod(shape) * NUMPY_TYPES[dtype].itemsize
+    needed = -(-prod(shape) * dtypes[dtype] // 8)
     if end - begin != needed:
         raise FixtureError(f"{where}: {end - begin} bytes, {dtype} {shape} takes {needed}")
     return Entry(dtype, tuple(shape), start + begin, start + end)

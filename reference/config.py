@@ -73,6 +73,7 @@ class Config:
     score_func: str = "sqrtsoftplus"
 
     candidate_source_layer: int | None = None
+    """None (or a negative number in the file) where no layer publishes candidates."""
     candidate_topk_blocks: int = 0
     candidate_block_size: int = 0
 
@@ -100,6 +101,9 @@ class Config:
                 values[field.name] = tuple(value) if isinstance(value, (list, tuple)) else value
             elif field.default is MISSING:
                 raise ValueError(f"config: key {field.name!r} is missing")
+        source = values.get("candidate_source_layer")
+        if source is not None and source < 0:
+            values["candidate_source_layer"] = None
         return cls(**values)
 
     def __post_init__(self) -> None:

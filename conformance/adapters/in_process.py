@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch.utils.dlpack
 from conformance.adapters.session import BadResult, Crash, UnsupportedRequest
 from conformance.cases.case import Advance, Call, Handle, Open, Request
 from conformance.interface import METHODS, Description, Implementation, Stateful, Unsupported
+from conformance.lazy import LazyTensors
 from conformance.tensors import Tensor
 
 TORCH_DTYPES: Mapping[str, torch.dtype] = {
@@ -73,8 +74,32 @@ def _from_numpy(value: np.ndarray[Any, Any]) -> Tensor:
 
 def _digest(value: Any) -> bytes:
     if isinstance(value, torch.Tensor):
-        value = value.detach().cpu().contiguous().view(torch.uint8).numpy() if value.ndim else value.cpu().numpy()
+        value = value.detach().cpu().contiguous()
+        # A tensor without elements may have strides that no view of other elements accepts.
+        value = value.view(torch.uint8).numpy() if value.ndim and value.numel() else value.double().numpy()
     return hashlib.blake2b(np.ascontiguousarray(value).tobytes(), digest_size=16).digest()
+
+
+class ConvertedLazily(Mapping[str, Any]):
+    """Weights converted at the first look-up of each and then kept."""
+
+    def __init__(self, tensors: LazyTensors, convert: Callable[[Tensor], Any]) -> None:
+        self._tensors, self._convert = tensors, convert
+        self._converted: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._converted:
+            self._converted[name] = self._convert(self._tensors[name])
+        return self._converted[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
 
 
 class InProcess:
@@ -82,10 +107,10 @@ class InProcess:
 
     def __init__(self, implementation: Implementation) -> None:
         self._implementation = implementation
-        self._convert = to_torch if implementation.tensor_type == "torch" else to_numpy
+        self._convert: Callable[[Tensor], Any] = to_torch if implementation.tensor_type == "torch" else to_numpy
         self._objects: dict[str, Any] = {}
         # Weights are converted once: the suite hands over the same mapping object for every step of a set.
-        self._weights: dict[int, tuple[Mapping[str, Tensor], dict[str, Any]]] = {}
+        self._weights: dict[int, tuple[Mapping[str, Tensor], Mapping[str, Any]]] = {}
 
     def describe(self) -> Description:
         """Name, version and conventions."""
@@ -96,8 +121,9 @@ class InProcess:
         return getattr(type(self._implementation), method) is not getattr(Implementation, method)
 
     def reset(self) -> None:
-        """Forget every opened object."""
+        """Forget every opened object, and weights too large to be kept from one case to the next."""
         self._objects.clear()
+        self._weights = {key: pair for key, pair in self._weights.items() if not isinstance(pair[0], LazyTensors)}
 
     def close(self) -> None:
         """Nothing outlives the object."""
@@ -150,13 +176,20 @@ class InProcess:
             return self._objects[value.name]
         if isinstance(value, Tensor):
             return self._convert(value)
-        if isinstance(value, Mapping) and any(isinstance(v, Tensor) for v in value.values()):
+        if isinstance(value, LazyTensors) or (
+            isinstance(value, Mapping) and any(isinstance(v, Tensor) for v in value.values())
+        ):
             known = self._weights.get(id(value))
             if known is None or known[0] is not value:
-                known = (value, {name: self._convert(tensor) for name, tensor in value.items()})
+                known = (value, self._converted(value))
                 self._weights[id(value)] = known
             return known[1]
         return value
+
+    def _converted(self, weights: Mapping[str, Tensor]) -> Mapping[str, Any]:
+        if isinstance(weights, LazyTensors):
+            return ConvertedLazily(weights, self._convert)
+        return {name: self._convert(tensor) for name, tensor in weights.items()}
 
 
 def named_results(method: str, results: Any) -> dict[str, Tensor]:

@@ -10,14 +10,14 @@ import numpy as np
 from conformance.cases.behaviours import named
 from conformance.cases.case import Advance, Call, Case, Handle, Open, Place, ReadState, Step
 from conformance.cases.compressor import carry_rules
-from conformance.cases.traces import GoldenModel, Joined, Trace, exact, int64
+from conformance.cases.traces import GoldenModel, Joined, RecordedCalls, Trace, exact, int64
 from conformance.interface import Reading
 from conformance.judge.bounded import Bounded
 from conformance.judge.choices import Selection
 from conformance.judge.components import attention as rules_of
 from conformance.judge.components import indexer
 from conformance.judge.components.teacher_forced import Call as TracedCall
-from conformance.judge.components.teacher_forced import TeacherForcedAttention
+from conformance.judge.components.teacher_forced import LayerRows, TeacherForcedAttention
 from conformance.judge.components.window import ring_positions
 from conformance.judge.expectations import Expectation, Within
 from conformance.tensors import Tensor
@@ -199,7 +199,7 @@ def _stateful(model: GoldenModel, trace: Trace, judged: Sequence[int], reading: 
                 yield Step(Advance(f"layer {layer}", inputs), place=trace.place(layer, call))
     for layer in judged:
         place = Place(layer, [f"state after {len(trace.starts) - 1}"])
-        yield Step(ReadState(f"layer {layer}"), partial(_state_rules, trace, bounded, layer), place)
+        yield Step(ReadState(f"layer {layer}"), partial(state_rules, trace, bounded.rows[layer], layer), place)
 
 
 def _recorded(trace: Trace, layer: int, call: int, tap: str, reading: Reading) -> Tensor | None:
@@ -258,10 +258,9 @@ def _tap_rules(
     return rules
 
 
-def _state_rules(trace: Trace, bounded: TeacherForcedAttention, layer: int) -> Sequence[Expectation]:
+def state_rules(trace: RecordedCalls, rows: LayerRows, layer: int) -> Sequence[Expectation]:
     """What is kept after the last call: the ring slot by slot and, for sources, the caches and the carry."""
-    config, rows = bounded.config, bounded.rows[layer]
-
+    config = rows.config
     held = ring_positions(trace.total, config.window_size)
     kept = rows.window_rows[:, np.maximum(held, 0)].scaled(np.where(held >= 0, 1.0, 0.0)[None, :, None])
     rules: list[Expectation] = [

@@ -25,7 +25,9 @@ def behaviour(trace: Trace) -> str:
         return "prefill-one-more-than-window" if prompt == window + 1 else "prefill-several-windows"
     if prompt == 1:
         return "decode-from-first-token"
-    if prompt < window <= trace.total - 1:
+    if trace.total <= window:
+        return "decode-before-wrap"
+    if prompt < window:
         return "decode-across-wrap" if trace.total > 2 * window else "decode-into-wrap"
     return "decode-after-wrap"
 

@@ -27,7 +27,7 @@ from conformance.cases import (
     window,
 )
 from conformance.cases.case import Case
-from conformance.cases.noise_floors import floors_of
+from conformance.cases.noise_floors import floors_of, recipe_floors
 from conformance.cases.traces import GoldenModel, Joined
 from conformance.cases.vectors import (
     attention as attention_vectors,
@@ -110,7 +110,7 @@ def catalogue(fixtures: Fixtures) -> Sequence[Case]:
             golden = GoldenModel(fixtures.model(name))
             result += cases_of(golden, floors_of(fixtures, golden))
         else:
-            result += released.cases(fixtures.recipe(name))
+            result += released.cases(fixtures.recipe(name), recipe_floors(fixtures, name))
     for component in VECTORS:
         result += component.cases()
     return sorted(result, key=lambda case: (COMPONENTS.index(case.component), case.id))

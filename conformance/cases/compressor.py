@@ -9,7 +9,7 @@ import numpy as np
 
 from conformance.cases.behaviours import named
 from conformance.cases.case import Advance, Call, Case, Open, Place, ReadState, Step
-from conformance.cases.traces import GoldenModel, Trace, exact, int64
+from conformance.cases.traces import GoldenModel, RecordedCalls, Trace, exact, int64
 from conformance.judge.bounded import Bounded
 from conformance.judge.components.compressor import compressed_rows
 from conformance.judge.components.teacher_forced import LayerRows
@@ -82,7 +82,7 @@ def _stateful(model: GoldenModel, trace: Trace, layers: list[int]) -> Iterator[S
             )
 
 
-def carry_rules(trace: Trace, rows: LayerRows, layer: int) -> list[Within]:
+def carry_rules(trace: RecordedCalls, rows: LayerRows, layer: int) -> list[Within]:
     """The carry after the last call: each slot's newest token, of those that ever waited in it; 0 and -inf at first."""
     kv, gate = rows.carry
     ratio = rows.config.ratio(layer)
@@ -101,7 +101,7 @@ def carry_rules(trace: Trace, rows: LayerRows, layer: int) -> list[Within]:
     return result
 
 
-def _waiting_tokens(trace: Trace, ratio: int) -> dict[int, int]:
+def _waiting_tokens(trace: RecordedCalls, ratio: int) -> dict[int, int]:
     """The newest position that was written to each carry slot: a prompt's leftover, and every decoded token."""
     newest = {}
     for start, length in zip(trace.starts, trace.lengths, strict=True):

@@ -28,10 +28,10 @@ def cases(model: GoldenModel, joined: Joined) -> Iterator[Case]:
         partial(_combined, model, joined),
         source=joined.source,
     )
-    for kind, why in {
-        "routed": "Fails when the routing weight is applied to the output, or FP4 scales are per tile.",
-        "shared": "Fails when the shared expert is not clamped, or is given a routing weight.",
-    }.items():
+    kinds = {"routed": "Fails when the routing weight is applied to the output, or FP4 scales are per tile."}
+    if model.config.n_shared_experts:
+        kinds["shared"] = "Fails when the shared expert is not clamped, or is given a routing weight."
+    for kind, why in kinds.items():
         yield Case(
             f"experts/{kind}-expert/trace",
             "core",

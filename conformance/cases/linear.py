@@ -62,6 +62,9 @@ KINDS = {
 def cases(model: GoldenModel, joined: Joined) -> Iterator[Case]:
     """Many tokens at once, and one token alone: engines use different kernels for the two."""
     for name, kind in KINDS.items():
+        layers = range(model.config.n_layers)
+        if not any(_present(model, layer, matrix, name) for layer in layers for matrix, _ in kind.matrices):
+            continue
         for variant, tokens in (("many-tokens", None), ("one-token", 1)):
             yield Case(
                 f"linear/{name}-weight/{variant}",

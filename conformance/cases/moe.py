@@ -9,10 +9,12 @@ import numpy as np
 
 from conformance.cases.case import Call, Case, Step
 from conformance.cases.gate import flat
-from conformance.cases.traces import GoldenModel, Joined, boolean, exact
+from conformance.cases.traces import Bools, GoldenModel, Joined, boolean, exact
+from conformance.config import ModelConfig
 from conformance.judge.bounded import Bounded
 from conformance.judge.components.experts import combined
 from conformance.judge.components.gate import scores
+from conformance.judge.components.linear import Parameters
 from conformance.judge.expectations import Within
 from conformance.tensors import Tensor
 
@@ -43,17 +45,15 @@ def _steps(model: GoldenModel, joined: Joined) -> Iterator[Step]:
 
         def rules(layer: int = layer, x: Tensor = x) -> list[Within]:
             recorded = flat(joined.tap("ffn_out", layer))
-            expected = mixture(model, layer, exact(x), None if mask is None else mask[0])
+            weights = model.layer(layer).within("ffn.")
+            expected = mixture(model.config, weights, exact(x), None if mask is None else mask[0])
             return [Within("ffn_out", expected, "BF16", ("token", "feature"), recorded=recorded)]
 
         yield Step(Call("moe", arguments), rules, joined.place(layer))
 
 
-def mixture(
-    model: GoldenModel, layer: int, x: Bounded, image_mask: np.ndarray[tuple[int, ...], np.dtype[np.bool_]] | None
-) -> Bounded:
+def mixture(config: ModelConfig, weights: Parameters, x: Bounded, image_mask: Bools | None) -> Bounded:
     """The mixture of x [N,D] with its own choice of experts; a token whose choice is a tie is not bounded."""
-    config, weights = model.config, model.layer(layer).within("ffn.")
     plain, biased = scores(weights.within("gate."), x, image_mask)
     order = np.argsort(-biased.value, axis=-1, kind="stable")
     chosen, others = order[:, : config.n_activated_experts], order[:, config.n_activated_experts :]

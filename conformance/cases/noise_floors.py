@@ -5,35 +5,59 @@ from __future__ import annotations
 import importlib.metadata
 import math
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from conformance import __version__
+from conformance.cases.case import Case
 from conformance.cases.traces import GoldenModel
 from conformance.errors import ConformanceError
 from conformance.fixtures import NOISE_FLOOR, Fixtures
-from conformance.judge.noise import Distance, Distances, NoiseFloors, UnitFloors, read, write
+from conformance.judge.noise import Distance, Distances, Floors, NoiseFloors, UnitFloors, read, write
+
+CasesOf = Callable[[Floors], Iterable[Case]]
+"""The cases of one golden set, judged by given floors."""
 
 
 def floors_of(fixtures: Fixtures, golden: GoldenModel) -> NoiseFloors:
     """The stored floors of a golden set; cases that are not stored are measured when they are judged."""
+    return _floors(fixtures, _model_cases(golden))
+
+
+def recipe_floors(fixtures: Fixtures, name: str) -> NoiseFloors:
+    """The same for a recipe set."""
+    return _floors(fixtures, _recipe_cases(fixtures, name))
+
+
+def _floors(fixtures: Fixtures, cases: CasesOf) -> NoiseFloors:
     stored = read(fixtures.directory / NOISE_FLOOR, fixtures.lock_hash)
     origin = f"stored in {NOISE_FLOOR}" if stored else "measured in this run"
-    return NoiseFloors(lambda case_id: measure(golden, case_id), dict(stored), origin)
+    return NoiseFloors(lambda case_id: measure(cases, case_id), dict(stored), origin)
 
 
-def measure(golden: GoldenModel, case_id: str) -> Distances:
+def _model_cases(golden: GoldenModel) -> CasesOf:
+    # Imported late, here and below: a case's floors are measured by running the case, whose own module asks for floors.
+    from conformance.cases.catalogue import cases_of
+
+    return lambda floors: cases_of(golden, floors)
+
+
+def _recipe_cases(fixtures: Fixtures, name: str) -> CasesOf:
+    from conformance.cases.released import cases
+
+    return lambda floors: cases(fixtures.recipe(name), floors)
+
+
+def measure(cases: CasesOf, case_id: str) -> Distances:
     """Largest distance of each tap over the honest variants.
 
     Raises:
         ConformanceError: a variant could not run the case: then nothing is known of its noise.
     """
-    # Imported here: a case's floors are measured by running the case, whose own module asks for floors.
-    from conformance.cases.catalogue import cases_of
     from conformance.faults.honest import HONEST_VARIANTS
     from conformance.runner import run_case
 
-    case = next(case for case in cases_of(golden, UnitFloors()) if case.id == case_id)
+    case = next(case for case in cases(UnitFloors()) if case.id == case_id)
     farthest: dict[str, Distance] = {}
     for variant in HONEST_VARIANTS:
         with variant.session() as session:
@@ -50,19 +74,19 @@ def measure(golden: GoldenModel, case_id: str) -> Distances:
 
 
 def store(fixtures: Fixtures, progress: Callable[[str], None]) -> Path:
-    """Measure every `propagated` case of every model set and store the distances beside the fixtures."""
-    from conformance.cases.catalogue import cases_of
+    """Measure every `propagated` case of every set and store the distances beside the fixtures."""
     from conformance.faults.honest import HONEST_VARIANTS
 
     distances: dict[str, Distances] = {}
     for name in fixtures.sets:
-        if fixtures.kind(name) != "model":
-            continue
-        golden = GoldenModel(fixtures.model(name))
-        for case in cases_of(golden, UnitFloors()):
+        if fixtures.kind(name) == "model":
+            cases = _model_cases(GoldenModel(fixtures.model(name)))
+        else:
+            cases = _recipe_cases(fixtures, name)
+        for case in cases(UnitFloors()):
             if case.mode == "propagated":
                 progress(case.id)
-                distances[case.id] = measure(golden, case.id)
+                distances[case.id] = measure(cases, case.id)
     made = {
         "by": f"conformance {__version__}",
         "torch": importlib.metadata.version("torch"),

@@ -104,8 +104,9 @@ def _fake(joined: Joined, quantizer: Quantizer, name: str, tap: str, layers: lis
 
 
 def _fp8_weights(model: GoldenModel) -> Iterator[Step]:
+    shared = ("ffn.shared_experts.w2",) if model.config.n_shared_experts else ()
     for layer in range(model.config.n_layers):
-        for name in ("attn.wq_a", "attn.wkv", "attn.wo_b", "ffn.shared_experts.w2"):
+        for name in ("attn.wq_a", "attn.wkv", "attn.wo_b", *shared):
             yield _weight(model, layer, name, "dequantize_fp8_weight")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,29 @@ from conformance.tensors import Tensor, concatenate
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+
+
+class RecordedCalls(Protocol):
+    """The calls of a recording and the state after the last one."""
+
+    @property
+    def batch(self) -> int:
+        """Requests."""
+
+    @property
+    def starts(self) -> Sequence[int]:
+        """First position of each call."""
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        """Positions of each call."""
+
+    @property
+    def total(self) -> int:
+        """Positions after the last call."""
+
+    def state(self, layer: int, tap: str) -> Tensor | None:
+        """A recorded state after the last call, if there is one."""
 
 
 class GoldenModel:

@@ -11,7 +11,7 @@ one that can leaves it with the distance to the neighbour it may land on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,10 @@ UNIT_ROUNDOFF = 2.0**-24
 ELEMENTARY_ROUNDOFF = 4 * UNIT_ROUNDOFF
 """Two fp32 ulps, relative: exp, log1p, sqrt, rsqrt, division as GPU libraries document them (CUDA C++ Programming
 Guide, mathematical functions: expf 1, log1pf 1, rsqrtf 2, approximate division 2 ulp)."""
+
+EXP2_ROUNDINGS = 1.25
+"""exp(a) as exp2(a log2 e) is off by so many roundings of a: one of the product, and a quarter of one for log2 e
+itself, which as an fp32 number is 0.23 units off."""
 
 
 CONFIDENCE = 4.0
@@ -159,9 +163,11 @@ class Bounded:
         return Bounded(value, spread + roundoff * (np.abs(value) + spread))
 
     def exp(self) -> Bounded:
-        """The exponential, also as exp2(a log2 e): the rounding of that product adds |a| u relative."""
+        """The exponential, also as exp2(a log2 e)."""
         result = self.monotone(np.exp)
-        return Bounded(result.value, result.error + UNIT_ROUNDOFF * self.magnitude * (result.value + result.error))
+        return Bounded(
+            result.value, result.error + EXP2_ROUNDINGS * UNIT_ROUNDOFF * self.magnitude * (result.value + result.error)
+        )
 
     def sqrt(self) -> Bounded:
         """Square root of a value that is not negative."""
@@ -187,7 +193,11 @@ class Bounded:
 
 
 def _bounded(value: Bounded | float) -> Bounded:
-    return value if isinstance(value, Bounded) else Bounded(np.float64(value), np.float64(0.0))  # type: ignore[arg-type]
+    """A constant is uncertain by its own rounding to fp32: implementations hold it in either precision."""
+    if isinstance(value, Bounded):
+        return value
+    constant = np.asarray(value, np.float64)
+    return Bounded(constant, np.minimum(np.abs(np.float32(value) - constant), UNIT_ROUNDOFF * np.abs(constant)))
 
 
 def _rsqrt(x: Floats) -> Floats:
@@ -196,21 +206,21 @@ def _rsqrt(x: Floats) -> Floats:
     return result
 
 
-def dot(a: Bounded, b: Bounded) -> Bounded:
+def dot(a: Bounded, b: Bounded, sum_error: Callable[[int], float] = sum_roundoff) -> Bounded:
     """Products of the rows of `a` [..., M, K] with the rows of `b` [..., N, K], summed over K in fp32: [..., M, N].
 
     Operands' errors propagate as |a| eb + ea |b| + ea eb and are `accumulated`; the sum in any order adds
-    `sum_roundoff(K)` (|a||b|).  Zero operands leave a zero bound: an exact zero is required there.
+    `sum_error(K)` (|a||b|).  Zero operands leave a zero bound: an exact zero is required there.
     """
-    bt = b.value.swapaxes(-1, -2)
-    value = a.value @ bt
-    absolute = a.magnitude @ b.magnitude.swapaxes(-1, -2)
-    error = (sum_roundoff(a.shape[-1])) * absolute
-    if not (a.is_exact and b.is_exact):
-        linear = (absolute - np.abs(a.value) @ np.abs(bt)).clip(min=0.0)
-        squares = a.error**2 @ b.magnitude.swapaxes(-1, -2) ** 2 + a.value**2 @ b.error.swapaxes(-1, -2) ** 2
-        error = error + accumulated(linear, squares)
-    return Bounded(value, error)
+    value = a.value @ b.value.swapaxes(-1, -2)
+    magnitude, b_error = b.magnitude.swapaxes(-1, -2), b.error.swapaxes(-1, -2)
+    error = sum_error(a.shape[-1]) * (a.magnitude @ magnitude)
+    linear, squares = np.zeros_like(value), np.zeros_like(value)
+    if not a.is_exact:
+        linear, squares = a.error @ magnitude, a.error**2 @ magnitude**2
+    if not b.is_exact:
+        linear, squares = linear + np.abs(a.value) @ b_error, squares + a.value**2 @ b_error**2
+    return Bounded(value, error + accumulated(linear, squares))
 
 
 def concatenate(parts: Sequence[Bounded], axis: int) -> Bounded:

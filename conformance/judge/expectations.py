@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from conformance.formats import FORMATS
+from conformance.judge import accumulators
 from conformance.judge.bounded import Bounded, Floats
 from conformance.tensors import Tensor
 
@@ -24,8 +25,8 @@ Ints = npt.NDArray[np.int64]
 
 CODE_DTYPES = frozenset({"U8", "F8_E4M3", "F8_E8M0", "F4_E2M1", "I32", "I64", "BOOL"})
 BIAS_SIGMAS = 5.0
-BIAS_MINIMUM = 256
-"""Fewer distinct elements than this say nothing about a bias of rounding."""
+STATISTICS_MINIMUM = 256
+"""Fewer distinct elements than this say nothing about the bias and spread of roundings."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,8 @@ def formed(tap: str, mode: Mode, actual: Tensor, dtype: str, shape: Sequence[int
     but not without the rounding.  float64 is rounded where fp32 is due, codes may come as U8, and I64 for I32.
     """
     if tuple(actual.shape) != tuple(shape):
-        return Verdict(tap, mode, False, message=f"wrong shape {list(actual.shape)}, expected {list(shape)}")
+        message = f"wrong shape {list(actual.shape)}, expected {list(shape)}"
+        return Verdict(tap, mode, False, ratio=np.inf, message=message)
     if actual.dtype == dtype:
         return actual
     if actual.dtype == "U8" and dtype in ("F8_E4M3", "F8_E8M0", "F4_E2M1"):
@@ -99,9 +101,9 @@ def formed(tap: str, mode: Mode, actual: Tensor, dtype: str, shape: Sequence[int
         if not unequal.any():
             return Tensor.from_values(values, dtype)
         index = first_index(unequal)
-        message = f"{actual.dtype} result is not rounded to {dtype}: {values[index]!r} at {list(index)}"
+        message = f"{actual.dtype} result is not rounded to {dtype}: {float(values[index])!r} at {list(index)}"
         return Verdict(tap, mode, False, int(unequal.size), int(unequal.sum()), float("inf"), index, message=message)
-    return Verdict(tap, mode, False, message=f"wrong dtype {actual.dtype}, expected {dtype}")
+    return Verdict(tap, mode, False, ratio=np.inf, message=f"wrong dtype {actual.dtype}, expected {dtype}")
 
 
 def bits_of(tensor: Tensor, index: tuple[int, ...]) -> str:
@@ -169,7 +171,8 @@ class Within:
     """Modes `dot` and `composed`: each element inside the interval that `expected` allows, rounded to `dtype`.
 
     `expected` stands before the final rounding.  Rounding is monotone, so the values allowed are those from
-    round(value - error) to round(value + error).  An infinite expected value must be met exactly.
+    round(value - error) to round(value + error); the bound shown is error + half an ulp of the output.  An infinite
+    expected value must be met exactly.
     """
 
     tap: str
@@ -193,7 +196,7 @@ class Within:
         return {} if self.recorded is None else {self.tap: self.recorded}
 
     def judge(self, results: Mapping[str, Tensor]) -> Verdict:
-        """Error over bound for each element, NaN positions, and the bias over the tensor."""
+        """Error over bound for each element, NaN positions, and in mode `dot` the bias and spread over the tensor."""
         actual = formed(self.tap, self.mode, results[self.tap], self.dtype, self.expected.shape)
         if isinstance(actual, Verdict):
             return actual
@@ -202,18 +205,21 @@ class Within:
         low = number_format.round(self.expected.low)
         high = number_format.round(self.expected.high)
         got = actual.values()
-        ratio = error_over_bound(got, value, low, high)
+        bound = self.expected.error + 0.5 * number_format.spacing(value)
+        ratio = error_over_bound(got, value, low, high, bound)
         count = int(ratio.size)
         if count == 0:
             return Verdict(self.tap, self.mode, True, 0, axes=self.axes, note=self.note)
         wrong = ratio > 1.0
         index = first_index(wrong) if wrong.any() else first_index(ratio == ratio.max())
-        bias = self._bias(got, value, low, high) if self.mode == "dot" else None
-        passed = not wrong.any() and (bias is None or abs(bias) <= BIAS_SIGMAS)
+        statistical = self.mode == "dot" and not accumulators.current().truncates
+        scaled = _distinct_errors(got, value, bound) if statistical else np.zeros(0)
+        bias = _bias(scaled)
+        message = self._message(ratio, wrong, bias, scaled)
         return Verdict(
             self.tap,
             self.mode,
-            passed,
+            not message,
             count,
             int(wrong.sum()),
             float(ratio.max()),
@@ -221,61 +227,67 @@ class Within:
             self.axes,
             float(got[index]),
             float(value[index]),
-            _allowance(value[index], low[index], high[index]),
+            float(bound[index]),
             bits_of(actual, index),
             bits_of(Tensor.from_values(value, self.dtype), index),
             bias,
-            self._message(ratio, wrong, bias),
+            message,
             self.note,
         )
 
-    def _bias(self, got: Floats, value: Floats, low: Floats, high: Floats) -> float | None:
-        """Signed error over bound, summed and divided by the root of its squares' sum: below 5 for honest rounding.
-
-        Equal elements (repeated streams, repeated tokens) round alike and would count many times: one of each is kept.
-        """
-        finite = np.isfinite(value) & (high > low)
-        _, unique = np.unique(value[finite], return_index=True)
-        if unique.size < BIAS_MINIMUM:
-            return None
-        half_width = np.maximum(high - value, value - low)[finite][unique]
-        scaled = (got[finite][unique] - value[finite][unique]) / half_width
-        if not np.isfinite(scaled).all():
-            return None
-        norm = float(np.sqrt((scaled**2).sum()))
-        return float(scaled.sum()) / norm if norm else 0.0
-
-    def _message(self, ratio: Floats, wrong: Bools, bias: float | None) -> str:
+    def _message(self, ratio: Floats, wrong: Bools, bias: float | None, scaled: Floats) -> str:
+        """What is wrong, in words; empty when nothing is."""
         if wrong.any():
             text = f"{int(wrong.sum())} of {ratio.size} elements beyond their bound"
             if self.terms and ratio.max() > max(1.0, np.sqrt(self.terms)):
                 text += "; not rounding: no order of the sum comes this far"
             return text
         if bias is not None and abs(bias) > BIAS_SIGMAS:
-            return (
-                f"every element in bounds, but errors lean to one side ({bias:+.1f} sigma): rounding is not to nearest"
-            )
+            return f"every element in bounds, but errors lean to one side by {bias:+.1f} sigma: not round to nearest"
+        if scaled.size >= STATISTICS_MINIMUM and (scaled**2).mean() > _largest_mean_square(scaled.size):
+            spread = float(np.sqrt((scaled**2).mean()))
+            return f"every element in bounds, but errors are {spread:.2f} of them on average: rounding spreads evenly"
         return ""
 
 
-def _allowance(value: float, low: float, high: float) -> float:
-    """Distance to the farther end of the interval; 0 for an infinite value, which must be met exactly."""
-    return float(max(high - value, value - low)) if np.isfinite(value) else 0.0
+def _distinct_errors(got: Floats, value: Floats, bound: Floats) -> Floats:
+    """Signed error over bound, one for each distinct expected value.
+
+    Equal elements (repeated streams, repeated tokens) round alike and would count many times in a statistic.
+    """
+    usable = np.isfinite(value) & np.isfinite(got) & np.isfinite(bound)
+    _, unique = np.unique(value[usable], return_index=True)
+    errors: Floats = ((got[usable] - value[usable]) / bound[usable])[unique]
+    return errors
 
 
-def error_over_bound(got: Floats, value: Floats, low: Floats, high: Floats) -> Floats:
-    """|got - value| over the allowed distance on that side: above 1 exactly where `got` is outside [low, high].
+def _bias(scaled: Floats) -> float | None:
+    """Sum of signed errors over the root of their squares' sum: a standard normal for independent honest roundings."""
+    norm = float(np.sqrt((scaled**2).sum()))
+    if scaled.size < STATISTICS_MINIMUM or norm == 0.0:
+        return None
+    return float(scaled.sum()) / norm
+
+
+def _largest_mean_square(count: int) -> float:
+    """Mean square of errors spread evenly up to their bounds, 1/3, plus five deviations of such a mean.
+
+    Honest errors spread at most so: a rounding to nearest is even over half an ulp, sums stay far below their bound.
+    The square of an even variable has variance 1/5 - 1/9 = 4/45.
+    """
+    return 1.0 / 3.0 + BIAS_SIGMAS * float(np.sqrt(4.0 / 45.0 / count))
+
+
+def error_over_bound(got: Floats, value: Floats, low: Floats, high: Floats, bound: Floats) -> Floats:
+    """|got - value| over `bound`; above 1 exactly where `got` is outside [low, high], the rounded ends of the interval.
 
     An interval without ends (an undecidable element) allows everything but NaN; otherwise infinite or NaN expected
     values must be met exactly.
     """
     with np.errstate(invalid="ignore", divide="ignore"):
         distance = np.abs(got - value)
+        ratio = np.where(distance == 0, 0.0, distance / bound)
         inside = (got >= low) & (got <= high)
-        allowed = np.where(got >= value, high - value, value - low)
-        # Both ends may lie on one side of the value, which rounds there for certain: then that distance counts.
-        allowed = np.where(inside, allowed, np.maximum(high - value, value - low))
-        ratio = np.where(distance == 0, 0.0, distance / allowed)
         ratio = np.where(inside, np.minimum(ratio, 1.0), np.maximum(ratio, np.nextafter(1.0, 2.0)))
     open_ended = np.isneginf(low) & np.isposinf(high) & ~np.isnan(got)
     special = ~np.isfinite(value) | ~np.isfinite(got)
@@ -315,6 +327,8 @@ class Ulp:
             return actual
         spacing = FORMATS[self.dtype].spacing(self.expected)
         got = actual.values()
+        if not got.size:
+            return Verdict(self.tap, self.mode, True, axes=self.axes, note=self.note)
         ratio = np.abs(got - self.expected) / (self.allowance * spacing)
         ratio = np.where(np.isnan(ratio), np.inf, ratio)
         wrong = ratio > 1.0

@@ -85,7 +85,7 @@ class Propagated:
         distance = float(relative_distances(got.reshape(-1), expected.reshape(-1)))
         ratio = distance / self.allowance.largest
         positions = 2 if "position" in self.axes or "row" in self.axes else 1
-        rows = got.shape[:positions] + (-1,)
+        rows = (*got.shape[:positions], -1)
         index = first_index(np.abs(got - expected) == np.abs(got - expected).max())
         passed = ratio <= 1.0
         return Verdict(

@@ -69,8 +69,11 @@ def status_counts(records: Sequence[CaseRecord]) -> Counter[str]:
     return Counter(record.status for record in records)
 
 
-def verdict_sentence(records: Sequence[CaseRecord], total: int) -> str:
-    """The result of a run in one line; `total` cases were to be run."""
+def verdict_sentence(records: Sequence[CaseRecord], total: int, accumulator: str) -> str:
+    """The result of a run in one line; `total` cases were to be run.
+
+    Whoever declares another accumulator than the specified one was judged by wider bounds: the verdict says so.
+    """
     counts = status_counts(records)
     failed = sum(counts[status] for status in FAILED)
     supported = counts["PASS"] + failed
@@ -85,7 +88,8 @@ def verdict_sentence(records: Sequence[CaseRecord], total: int) -> str:
     elif len(records) < total:
         parts = [f"no verdict: {counts['PASS']} of {supported} supported cases passed so far"]
     else:
-        parts = [f"conforms: {counts['PASS']} of {supported} supported cases passed"]
+        conforms = "conforms" if accumulator == "fp32" else f"conforms with a declared {accumulator} accumulator"
+        parts = [f"{conforms}: {counts['PASS']} of {supported} supported cases passed"]
     if counts["BROKEN"]:
         parts.append(f"{counts['BROKEN']} broken in the suite itself")
     if counts["UNSUPPORTED"]:

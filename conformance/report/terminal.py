@@ -58,6 +58,7 @@ def print_header(console: Console, header: Header) -> None:
         "target": f"{header.target}: {implementation['name']} {implementation['version']} "
         f"({implementation['language']}, {implementation['device']})",
         "reading": header.reading,
+        "accumulator": implementation["accumulator"],
         "fixtures": f"{fixtures['directory']}, lock {fixtures['lock'][:12]}: {', '.join(fixtures['sets'])}",
         "cases": cases,
     }
@@ -97,7 +98,7 @@ def print_report(
         done = f"after {len(records)} of {header.cases} cases"
         console.print(f"stopped {done}: {footer.stopped}", style="bold yellow", soft_wrap=True)
     style = {0: "bold green", 1: "bold red"}.get(footer.exit_code, "bold yellow")
-    console.print(verdict_sentence(records, header.cases), style=style, soft_wrap=True)
+    console.print(verdict_sentence(records, header.cases, header.implementation["accumulator"]), style=style, soft_wrap=True)
     console.print(f"{footer.seconds:.1f} s, peak memory {footer.peak_memory_bytes / 2**20:,.0f} MiB")
 
 

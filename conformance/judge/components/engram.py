@@ -109,6 +109,5 @@ def _inverse_rms(config: ModelConfig, x: Bounded) -> Bounded:
 
 def _fetch(weights: Parameters, rows: Ints) -> npt.NDArray[np.float64]:
     """Decode just the rows that are needed: the tables are the largest tensors of the model."""
-    codes, scales = weights.tensor("embed.weight"), weights.tensor("embed.scale")
-    scale = np.repeat(scales[rows].values(), 32, axis=-1)[..., : codes.shape[-1]]
-    return np.asarray(codes[rows].values() * scale)
+    codes, scales = weights.rows("embed.weight", rows), weights.rows("embed.scale", rows)
+    return np.asarray(codes.values() * np.repeat(scales.values(), 32, axis=-1)[..., : codes.shape[-1]])

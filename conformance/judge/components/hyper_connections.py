@@ -7,7 +7,15 @@ from typing import NamedTuple
 import numpy as np
 
 from conformance.config import ModelConfig
-from conformance.judge.bounded import ELEMENTARY_ROUNDOFF, UNIT_ROUNDOFF, Bounded, Floats, accumulated, dot
+from conformance.judge.bounded import (
+    ELEMENTARY_ROUNDOFF,
+    EXP2_ROUNDINGS,
+    UNIT_ROUNDOFF,
+    Bounded,
+    Floats,
+    accumulated,
+    dot,
+)
 
 SECOND_ORDER = 1.01
 """First-order propagation leaves out products of relative errors, below 1e-4 of the first order here."""
@@ -24,8 +32,9 @@ class Coefficients(NamedTuple):
 def sigmoid(x: Bounded) -> Bounded:
     """1 / (1 + exp(-x)): exp, one addition and one division."""
     result = x.monotone(lambda v: 1.0 / (1.0 + np.exp(-v)), roundoff=2 * ELEMENTARY_ROUNDOFF + UNIT_ROUNDOFF)
-    # exp(-x) carries |x| u beyond its own rounding where it is computed as exp2; sigmoid passes on at most that much.
-    return Bounded(result.value, result.error + UNIT_ROUNDOFF * x.magnitude * result.value * (1 - result.value))
+    # exp(-x) as exp2 is off by that much of itself; d sigmoid / d log exp(-x) = -sigmoid (1 - sigmoid).
+    exponential = EXP2_ROUNDINGS * UNIT_ROUNDOFF * x.magnitude
+    return Bounded(result.value, result.error + exponential * result.value * (1 - result.value))
 
 
 def coefficients(config: ModelConfig, h: Bounded, fn: Floats, scale: Floats, base: Floats) -> Coefficients:

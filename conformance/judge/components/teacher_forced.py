@@ -53,22 +53,31 @@ class Call:
 
 
 class LayerRows:
-    """What one layer derives from its whole input sequence x [B,P,D], call boundaries aside."""
+    """What one layer derives from its whole input sequence x [B,P,D], call boundaries aside.
 
-    def __init__(self, config: ModelConfig, layer: int, weights: Parameters, x: Floats) -> None:
+    Rows that others attend to exist for every position; what belongs to a query only for the Q positions in `queried`,
+    by default all.
+    """
+
+    def __init__(
+        self, config: ModelConfig, layer: int, weights: Parameters, x: Floats, queried: Ints | None = None
+    ) -> None:
         self.config, self.layer, self.weights = config, layer, weights
         self.x = Bounded.exact(x)
         self.positions: Ints = np.broadcast_to(np.arange(x.shape[1]), x.shape[:2])
+        queried = np.arange(x.shape[1]) if queried is None else queried
+        self.queried: Ints = np.broadcast_to(queried, (x.shape[0], queried.size))
+        self._asking = Bounded.exact(x[:, queried])
 
     @cached_property
     def q_latent(self) -> Bounded:
-        """Before the last rounding, [B,P,q_lora_rank]."""
-        return attention.query_latent(self.config, self.weights, self.x)
+        """Before the last rounding, [B,Q,q_lora_rank]."""
+        return attention.query_latent(self.config, self.weights, self._asking)
 
     @cached_property
     def queries(self) -> Bounded:
-        """Before the last rounding, [B,P,H,d]."""
-        return attention.queries(self.config, self.layer, self.weights, self.q_latent.rounded(BF16), self.positions)
+        """Before the last rounding, [B,Q,H,d]."""
+        return attention.queries(self.config, self.layer, self.weights, self.q_latent.rounded(BF16), self.queried)
 
     @cached_property
     def window_rows(self) -> Bounded:
@@ -104,14 +113,14 @@ class LayerRows:
 
     @cached_property
     def index_queries(self) -> Bounded:
-        """[B,P,index heads,index_head_dim]."""
+        """[B,Q,index heads,index_head_dim]."""
         latent = self.q_latent.rounded(BF16)
-        return indexer.index_queries(self.config, self.layer, self.weights, latent, self.positions)
+        return indexer.index_queries(self.config, self.layer, self.weights, latent, self.queried)
 
     @cached_property
     def index_weights(self) -> Bounded:
-        """Before the last rounding, [B,P,index heads]."""
-        return indexer.index_weights(self.config, self.weights, self.x)
+        """Before the last rounding, [B,Q,index heads]."""
+        return indexer.index_weights(self.config, self.weights, self._asking)
 
 
 class TeacherForcedAttention:

@@ -1,0 +1,157 @@
+"""Arithmetic that the reference does not do, for the edits of faults and honest variants.
+
+Everything takes and returns torch tensors of the arithmetic's type unless it says otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from reference.precision import to_bf16
+
+GLOBAL: dict[str, Any] = {}
+"""State that outlives every object, for faults that share it."""
+
+
+def truncate(x: torch.Tensor) -> torch.Tensor:
+    """Toward zero into bf16, by cutting bits off: [...] -> bf16 [...]."""
+    return (x.float().view(torch.int32) & -0x10000).view(torch.float32).bfloat16()
+
+
+def truncate_e4m3(x: torch.Tensor) -> torch.Tensor:
+    """Toward zero into E4M3: fp32 [...] in ±448 -> E4M3 [...]."""
+    nearest = x.to(torch.float8_e4m3fn)
+    beyond = nearest.float().abs() > x.abs()
+    return (nearest.view(torch.uint8) - beyond.to(torch.uint8)).view(torch.float8_e4m3fn)
+
+
+def as_bf16(x: torch.Tensor) -> torch.Tensor:
+    """Rounded to bf16 and widened again: [...] -> [...]."""
+    return to_bf16(x).to(x.dtype)
+
+
+def as_tf32(x: torch.Tensor) -> torch.Tensor:
+    """Cut to 10 mantissa bits, as a matrix unit that takes fp32 as TF32 does: [...] -> [...]."""
+    return (x.float().view(torch.int32) & -0x2000).view(torch.float32).to(x.dtype)
+
+
+def bf16_sum(x: torch.Tensor, dim: int, keepdim: bool = False) -> torch.Tensor:
+    """Sum along `dim` one term after the other, each partial sum rounded to bf16."""
+    total = torch.zeros_like(x.select(dim, 0))
+    for term in x.unbind(dim):
+        total = as_bf16(total + term)
+    return total.unsqueeze(dim) if keepdim else total
+
+
+def bf16_accumulator(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """x [..., K] times weight [N, K] transposed, one input after the other, each partial sum rounded to bf16."""
+    total = x.new_zeros(*x.shape[:-1], weight.shape[0])
+    for k in range(x.shape[-1]):
+        total = as_bf16(total + x[..., k, None] * weight[:, k])
+    return total
+
+
+def without_last(x: torch.Tensor) -> torch.Tensor:
+    """The last element along the last dimension is zero."""
+    return torch.cat((x[..., :-1], torch.zeros_like(x[..., -1:])), dim=-1)
+
+
+def first_doubled(x: torch.Tensor) -> torch.Tensor:
+    """The first element of all is twice what it was: one wrong scale."""
+    return torch.cat((x.flatten()[:1] * 2, x.flatten()[1:])).view(x.shape)
+
+
+def hadamard(x: torch.Tensor) -> torch.Tensor:
+    """The normalised Walsh-Hadamard transform of the last dimension, a power of two wide: bf16 [..., d] -> bf16."""
+    width = x.shape[-1]
+    turned = x.float()
+    for stage in range(int(math.log2(width))):
+        pairs = turned.unflatten(-1, (-1, 2, 1 << stage))
+        turned = torch.stack((pairs.sum(-2), pairs[..., 0, :] - pairs[..., 1, :]), dim=-2).flatten(-3)
+    return to_bf16(turned * width**-0.5)
+
+
+def duplicates(indices: torch.Tensor) -> torch.Tensor:
+    """True where an index occurred before in its row: int [..., n] -> bool [..., n]."""
+    same = indices.unsqueeze(-1) == indices.unsqueeze(-2)
+    return torch.tril(same, diagonal=-1).any(dim=-1)
+
+
+def sequential_sum(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """Sum along `dim` one term after the other, in the arithmetic's type."""
+    total = torch.zeros_like(x.select(dim, 0))
+    for term in x.unbind(dim):
+        total = total + term
+    return total
+
+
+def pairwise_sum(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """Sum along `dim` as a tree of halves: neighbours first."""
+    x = x.movedim(dim, -1)
+    while x.shape[-1] > 1:
+        odd = x[..., x.shape[-1] // 2 * 2 :]
+        x = torch.cat((x[..., 0:-1:2] + x[..., 1::2], odd), dim=-1)
+    return x[..., 0]
+
+
+def blocked_sum(x: torch.Tensor, dim: int, block: int) -> torch.Tensor:
+    """Sum along `dim` in blocks of `block` terms, each from zero, added one after the other."""
+    return sequential_sum(torch.stack([part.sum(dim=dim) for part in torch.split(x, block, dim=dim)]), 0)
+
+
+def blocked_product(x: torch.Tensor, weight: torch.Tensor, block: int) -> torch.Tensor:
+    """x [..., K] times weight [N, K] transposed, in blocks of `block` inputs added one after the other."""
+    total = x.new_zeros(*x.shape[:-1], weight.shape[0])
+    for inputs in torch.split(torch.arange(x.shape[-1]), block):
+        total = total + x[..., inputs] @ weight[:, inputs].mT
+    return total
+
+
+def split_product(x: torch.Tensor, weight: torch.Tensor, parts: int) -> torch.Tensor:
+    """x [..., K] times weight [N, K] transposed, the inputs dealt out to `parts` sums that are added at the end."""
+    partial = [x[..., part::parts] @ weight[:, part::parts].mT for part in range(parts)]
+    return pairwise_sum(torch.stack(partial), 0)
+
+
+def pairwise_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """x [..., K] times weight [N, K] transposed, every output summed as a tree of halves."""
+    rows = x.reshape(-1, x.shape[-1])
+    step = max(1, (1 << 22) // weight.numel())
+    out = [pairwise_sum(part.unsqueeze(1) * weight, -1) for part in torch.split(rows, step)]
+    return torch.cat(out).view(*x.shape[:-1], weight.shape[0]) if out else rows.new_zeros(*x.shape[:-1], len(weight))
+
+
+def exp_by_exp2(x: torch.Tensor) -> torch.Tensor:
+    """exp as 2 to the power of x times the rounded log2(e), as kernels do."""
+    return torch.exp2(x * math.log2(math.e))
+
+
+def log_sinkhorn(c: torch.Tensor, rounds: int, eps: float) -> torch.Tensor:
+    """Sinkhorn on logarithms, each sum's eps added before its logarithm is taken: [..., S, S] -> [..., S, S]."""
+    c = torch.log(torch.softmax(c, dim=-1) + eps)
+    c = c - torch.log(torch.exp(c).sum(dim=-2, keepdim=True) + eps)
+    for _ in range(rounds - 1):
+        c = c - torch.log(torch.exp(c).sum(dim=-1, keepdim=True) + eps)
+        c = c - torch.log(torch.exp(c).sum(dim=-2, keepdim=True) + eps)
+    return torch.exp(c)
+
+
+def random_ties(scores: torch.Tensor, count: int) -> torch.Tensor:
+    """Indices of the largest scores, equal ones in a random (but repeatable) order: [..., n] -> int64 [..., count]."""
+    generator = torch.Generator().manual_seed(count)
+    order = torch.randperm(scores.shape[-1], generator=generator)
+    found = torch.sort(scores[..., order], dim=-1, descending=True, stable=True).indices[..., :count]
+    return order[found]
+
+
+def by_threshold(scores: torch.Tensor, count: int) -> torch.Tensor:
+    """Indices of all above the count-th largest score, filled up with the latest ones equal to it."""
+    if count == 0:
+        return torch.zeros(*scores.shape[:-1], 0, dtype=torch.int64)
+    least = scores.kthvalue(scores.shape[-1] - count + 1, dim=-1, keepdim=True).values
+    place = torch.arange(scores.shape[-1])
+    rank = torch.where(scores > least, 2 * scores.shape[-1], 0) + torch.where(scores == least, place + 1, 0)
+    return rank.topk(count, dim=-1).indices

@@ -1,0 +1,43 @@
+"""The fault catalogue: one module a component, every fault one edit of the reference."""
+
+from __future__ import annotations
+
+from conformance.faults.catalogue import (
+    attention,
+    block,
+    candidates,
+    compressor,
+    engram,
+    experts,
+    gate,
+    hyper_connections,
+    indexer,
+    linear,
+    model,
+    norm,
+    quantize,
+    rotary,
+    sparse_attention,
+    window,
+)
+from conformance.faults.fault import Fault
+
+FAULTS: tuple[Fault, ...] = (
+    *quantize.FAULTS,
+    *linear.FAULTS,
+    *norm.FAULTS,
+    *rotary.FAULTS,
+    *hyper_connections.FAULTS,
+    *window.FAULTS,
+    *compressor.FAULTS,
+    *indexer.FAULTS,
+    *candidates.FAULTS,
+    *sparse_attention.FAULTS,
+    *attention.FAULTS,
+    *gate.FAULTS,
+    *experts.FAULTS,
+    *engram.FAULTS,
+    *block.FAULTS,
+    *model.FAULTS,
+)
+"""All faults, by component in the order of reports."""

@@ -1,0 +1,246 @@
+"""Mistakes in the residual streams (numerics.md 5)."""
+
+from conformance.faults.fault import Fault
+from conformance.faults.patches import Edit
+
+H = "hyper_connections"
+COEFFICIENTS = "hyper_connections.hyper_connection_coefficients"
+READ = "hyper_connections.hyper_connection_read"
+WRITE = "hyper_connections.hyper_connection_write"
+SINKHORN = "hyper_connections.sinkhorn"
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        H,
+        "write-transposed",
+        "comb-transposed",
+        "The write sums over the second index of the mixing matrix.",
+        Edit(WRITE, "comb[..., stream, :, None]", "comb[..., :, stream, None]"),
+    ),
+    Fault(
+        H,
+        "comb-read-by-columns",
+        "comb-transposed",
+        "The 16 logits are laid out column by column.",
+        Edit(
+            COEFFICIENTS,
+            "torch.unflatten(comb, -1, (streams, streams))",
+            "torch.unflatten(comb, -1, (streams, streams)).mT",
+        ),
+    ),
+    Fault(
+        H,
+        "sinkhorn-ends-on-rows",
+        "sinkhorn-order",
+        "Each round divides by column sums first and row sums last.",
+        Edit(
+            SINKHORN,
+            "c = c / (c.sum(dim=-1, keepdim=True) + eps)\n        c = c / (c.sum(dim=-2, keepdim=True) + eps)",
+            "c = c / (c.sum(dim=-2, keepdim=True) + eps)\n        c = c / (c.sum(dim=-1, keepdim=True) + eps)",
+        ),
+    ),
+    Fault(
+        H,
+        "sinkhorn-softmax-over-columns",
+        "sinkhorn-order",
+        "The first softmax runs over columns.",
+        Edit(SINKHORN, "c / c.sum(dim=-1, keepdim=True) + eps", "c / c.sum(dim=-2, keepdim=True) + eps"),
+    ),
+    Fault(
+        H,
+        "sinkhorn-one-round-more",
+        "sinkhorn-rounds",
+        "20 rounds follow the softmax instead of 19.",
+        Edit(SINKHORN, "range(rounds - 1)", "range(rounds)"),
+    ),
+    Fault(
+        H,
+        "sinkhorn-one-round-less",
+        "sinkhorn-rounds",
+        "18 rounds follow the softmax instead of 19.",
+        Edit(SINKHORN, "range(rounds - 1)", "range(rounds - 2)"),
+    ),
+    Fault(
+        H,
+        "sinkhorn-eps-after-softmax-missing",
+        "sinkhorn-eps",
+        "The softmax goes without its eps.",
+        Edit(SINKHORN, "c / c.sum(dim=-1, keepdim=True) + eps", "c / c.sum(dim=-1, keepdim=True)"),
+    ),
+    Fault(
+        H,
+        "sinkhorn-eps-in-softmax-divisor",
+        "sinkhorn-eps",
+        "The softmax's eps is added to its divisor.",
+        Edit(SINKHORN, "c / c.sum(dim=-1, keepdim=True) + eps", "c / (c.sum(dim=-1, keepdim=True) + 2 * eps)"),
+    ),
+    Fault(
+        H,
+        "sinkhorn-eps-missing-in-rows",
+        "sinkhorn-eps",
+        "Row sums divide without eps.",
+        Edit(SINKHORN, "c / (c.sum(dim=-1, keepdim=True) + eps)", "c / c.sum(dim=-1, keepdim=True)"),
+    ),
+    Fault(
+        H,
+        "softmax-without-maximum",
+        "sinkhorn-overflow",
+        "Large logits overflow for want of a maximum.",
+        Edit(SINKHORN, "c - c.amax(dim=-1, keepdim=True)", "c"),
+    ),
+    Fault(
+        H,
+        "pre-without-eps",
+        "pre-post-form",
+        "The reading mix goes without its eps.",
+        Edit(COEFFICIENTS, "torch.sigmoid(pre) + config.hc_eps", "torch.sigmoid(pre)"),
+    ),
+    Fault(
+        H,
+        "post-with-eps",
+        "pre-post-form",
+        "The writing mix gets an eps.",
+        Edit(COEFFICIENTS, "2.0 * torch.sigmoid(post)", "2.0 * torch.sigmoid(post) + config.hc_eps"),
+    ),
+    Fault(
+        H,
+        "post-without-two",
+        "pre-post-form",
+        "The writing mix lacks its factor two.",
+        Edit(COEFFICIENTS, "2.0 * torch.sigmoid(post)", "torch.sigmoid(post)"),
+    ),
+    Fault(
+        H,
+        "pre-and-post-swapped",
+        "pre-post-order",
+        "The first four coefficients are taken for the writing mix.",
+        Edit(COEFFICIENTS, "pre, post, comb = torch.split(", "post, pre, comb = torch.split("),
+    ),
+    Fault(
+        H,
+        "scales-swapped",
+        "pre-post-order",
+        "The scales of reading and writing mix are swapped.",
+        Edit(COEFFICIENTS, "scale.to(compute)", "scale.to(compute)[[1, 0, 2]]"),
+    ),
+    Fault(
+        H,
+        "offsets-missing",
+        "mix-offsets",
+        "The learned offsets are not added.",
+        Edit(COEFFICIENTS, "mixes * repeated_scale + base.to(compute)", "mixes * repeated_scale"),
+    ),
+    Fault(
+        H,
+        "offsets-scaled",
+        "mix-offsets",
+        "The offsets are added before the scale.",
+        Edit(COEFFICIENTS, "mixes * repeated_scale + base.to(compute)", "(mixes + base.to(compute)) * repeated_scale"),
+    ),
+    Fault(
+        H,
+        "rms-over-one-stream",
+        "mix-rms",
+        "The mean square is that of the first stream alone.",
+        Edit(COEFFICIENTS, "flat.square()", "flat[..., : h.shape[-1]].square()"),
+    ),
+    Fault(
+        H,
+        "rms-missing",
+        "mix-rms",
+        "The projection is not divided by the stream's root mean square.",
+        Edit(COEFFICIENTS, " * inverse_rms", ""),
+    ),
+    Fault(
+        H,
+        "rms-eps-of-vision",
+        "norm-eps",
+        "The usual 1e-6 instead of 1e-20.",
+        Edit(COEFFICIENTS, "config.norm_eps", "1e-6"),
+    ),
+    Fault(
+        H,
+        "projection-in-bf16",
+        "mix-in-bf16",
+        "The fp32 projection is converted to bf16.",
+        Edit(COEFFICIENTS, "fn.to(compute)", "fn.bfloat16().to(compute)"),
+    ),
+    Fault(
+        H,
+        "read-mix-in-bf16",
+        "mix-in-bf16",
+        "The reading mix is rounded to bf16.",
+        Edit(READ, "pre.to(compute)", "arithmetic.as_bf16(pre.to(compute))"),
+    ),
+    Fault(
+        H,
+        "read-in-bf16",
+        "bf16-accumulator",
+        "The sum over the streams is kept in bf16.",
+        Edit(READ, "(pre.unsqueeze(-1) * h).sum(dim=-2)", "arithmetic.bf16_sum(pre.unsqueeze(-1) * h, -2)"),
+    ),
+    Fault(
+        H,
+        "read-first-stream",
+        "read-mix-ignored",
+        "The first stream is read instead of the mix.",
+        Edit(READ, "(pre.unsqueeze(-1) * h).sum(dim=-2)", "h[..., 0, :]"),
+    ),
+    Fault(
+        H,
+        "read-mean",
+        "read-mix-ignored",
+        "The mean of the streams is read instead of the mix.",
+        Edit(READ, "(pre.unsqueeze(-1) * h).sum(dim=-2)", "h.mean(dim=-2)"),
+    ),
+    Fault(
+        H,
+        "read-truncated",
+        "bf16-truncated",
+        "What is read is cut to bf16 instead of rounded.",
+        Edit(READ, "to_bf16(", "arithmetic.truncate("),
+    ),
+    Fault(
+        H,
+        "write-truncated",
+        "bf16-truncated",
+        "What is written is cut to bf16 instead of rounded.",
+        Edit(WRITE, "to_bf16(", "arithmetic.truncate("),
+    ),
+    Fault(
+        H,
+        "write-mixed-in-bf16",
+        "write-rounded-twice",
+        "The mixed streams are rounded before the output is added.",
+        Edit(WRITE, "+ mixed)", "+ arithmetic.as_bf16(mixed))"),
+    ),
+    Fault(
+        H,
+        "write-output-in-bf16",
+        "write-rounded-twice",
+        "The weighted output is rounded before it is added.",
+        Edit(
+            WRITE,
+            "post.unsqueeze(-1) * y.unsqueeze(-2) + mixed",
+            "arithmetic.as_bf16(post.unsqueeze(-1) * y.unsqueeze(-2)) + mixed",
+        ),
+    ),
+    Fault(
+        H,
+        "write-last-stream-lost",
+        "write-stream-lost",
+        "The sum over the streams ends one early.",
+        Edit(WRITE, "range(h.shape[-2])", "range(h.shape[-2] - 1)"),
+    ),
+    Fault(
+        H,
+        "tokens-beyond-512-lost",
+        "mix-many-tokens",
+        "The kernel's grid covers the first 512 tokens.",
+        Edit(
+            COEFFICIENTS,
+            "flat = h.flatten(-2).to(compute)",
+            "flat = h.flatten(-2).to(compute)\n    flat = torch.cat((flat[:, :512], 0.0 * flat[:, 512:]), dim=1)",
+        ),
+    ),
+)

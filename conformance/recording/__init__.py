@@ -1,0 +1,1 @@
+"""Recording golden sets from a checkout of the published inference code: `conformance record`."""
