@@ -217,6 +217,42 @@ def noise_floor(
     return 0
 
 
+@app.command()
+def faults(
+    components: Components = None,
+    fault: Annotated[str | None, typer.Option("--fault", metavar="NAME", help="Only this fault.")] = None,
+    expression: Annotated[
+        str | None, typer.Option("-k", metavar="EXPR", help="Only faults whose ids match, as in pytest.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="One fault for every flag, and only smoke cases' power.")] = (
+        False
+    ),
+    honest: Annotated[bool, typer.Option("--honest", help="Run the honest variants instead: all must pass.")] = False,
+    headroom: Annotated[
+        bool, typer.Option("--headroom", help="Run the honest variants and show how near they come to each bound.")
+    ] = False,
+    seeds: Annotated[
+        int, typer.Option("--seeds", min=0, help="With --honest: also this many small synthetic golden sets.")
+    ] = 0,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Processes.")] = 2,
+    fixtures: FixturesDirectory = None,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write what was found as JSON.")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="A line for every fault.")] = False,
+) -> int:
+    """Check the suite itself: every injected fault must be rejected, every honest variant accepted."""
+    from conformance.faults import command, honest_command
+
+    if honest or headroom:
+        return honest_command.honest(
+            honest_command.HonestOptions(
+                tuple(components or ()), fault, expression, headroom, seeds, fixtures, json, jobs
+            )
+        )
+    return command.faults(
+        command.FaultOptions(tuple(components or ()), fault, expression, quick, fixtures, json, jobs, verbose)
+    )
+
+
 def main() -> None:
     """Run the command line; every error becomes one line on standard error and exit code 2."""
     # The suite works on small tensors, where a pool of threads costs more than it saves; results then do not depend on

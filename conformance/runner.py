@@ -155,6 +155,8 @@ def run_case(case: Case, session: Session) -> CaseResult:
         message, reached = f"the suite raised {type(error).__name__}: {' '.join(str(error).split())}", _reached(step)
     if status == "PASS" and tally.first_failure is not None:
         status = "FAIL"
+    if status == "PASS" and not tally.taps:
+        status, message = "BROKEN", "the case judged nothing"
     return CaseResult(
         case, status, time.perf_counter() - start, tuple(tally.taps.values()), tally.first_failure, message, reached
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -36,6 +36,17 @@ ROLE_MISTAKES = {
 }
 
 
+ROLE_FLAGS: Mapping[str, tuple[str, ...]] = {
+    "window-only": ("ring-read-before-write", "ring-slot-off", "window-one-too-narrow", "window-not-read"),
+    "source": ("stale-index-keys", "selection-shift", "selection-not-read", "compressed-row-index", "chunk-keys-lost"),
+    "candidate-source": ("candidates-applied-to-source", "selection-shift", "index-keys-from-rotated"),
+    "re-indexing": ("candidates-not-applied", "candidates-of-earlier-call", "compressed-rows-of-other-source"),
+    "reusing-re-indexed": ("selection-of-earlier-source", "selection-of-earlier-call", "selection-not-read"),
+    "reusing": ("compressed-rows-of-other-source", "selection-of-earlier-call", "selection-not-read"),
+}
+"""The mistakes that a role's cases reveal, by the beginning of its name."""
+
+
 def cases(model: GoldenModel, traces: list[Trace], joined: Joined) -> Iterator[Case]:
     """Projections by themselves, then the stateful attention by role and behaviour, then the literal reading."""
     yield Case(
@@ -45,6 +56,7 @@ def cases(model: GoldenModel, traces: list[Trace], joined: Joined) -> Iterator[C
         "Fails when the latent is not normed, or heads are normed as in an earlier model.",
         "numerics.md 6, item 1",
         partial(_latent, model, joined),
+        flags=("query-norm",),
         source=joined.source,
     )
     yield Case(
@@ -54,6 +66,7 @@ def cases(model: GoldenModel, traces: list[Trace], joined: Joined) -> Iterator[C
         "Fails when the rotary base of another kind of layer is used, or heads are normed after projection.",
         "numerics.md 6, item 1",
         partial(_queries, model, joined),
+        flags=("query-rotation", "query-heads-normed", "heads-transposed", "one-rotary-base"),
         source=joined.source,
     )
     yield Case(
@@ -63,6 +76,7 @@ def cases(model: GoldenModel, traces: list[Trace], joined: Joined) -> Iterator[C
         "Fails when the output is not turned back, groups are mixed, or the input of wo_a is quantised.",
         "numerics.md 6, item 6",
         partial(_output, model, joined),
+        flags=("inverse-rotation-missing", "inverse-rotation-forward", "wo-a-groups-mixed", "wo-a-input-quantised"),
         source=joined.source,
     )
     config = model.config
@@ -79,6 +93,7 @@ def cases(model: GoldenModel, traces: list[Trace], joined: Joined) -> Iterator[C
                 f"Fails when {mistake}.",
                 "numerics.md 6",
                 partial(_stateful, model, trace, layers, "intended"),
+                flags=next(found for name, found in ROLE_FLAGS.items() if role.startswith(name)),
                 source=trace.source,
                 reading="intended" if readings_differ(model, trace, layers) else None,
             )
@@ -93,6 +108,7 @@ def cases(model: GoldenModel, traces: list[Trace], joined: Joined) -> Iterator[C
                 "Fails when a source that completes no group scores its own keys: the literal reading does not.",
                 "numerics.md 6.4",
                 partial(_stateful, model, trace, layers, "literal"),
+                flags=("fresh-index-keys",),
                 source=trace.source,
                 reading="literal",
             )

@@ -35,6 +35,13 @@ def cases(model: GoldenModel, traces: list[Trace], floors: Floors) -> Iterator[C
                 "Fails when a sublayer reads with its own mix instead of the previous one's, or Engram comes too late.",
                 "numerics.md 5",
                 partial(_steps, model, trace, layers, floors, case_id),
+                flags=(
+                    "mix-not-late",
+                    "mix-two-late",
+                    "coefficients-not-renewed",
+                    "block-norms-swapped",
+                    "gate-image-bias",
+                ),
                 source=trace.source,
                 reading="intended" if readings_differ(model, trace, layers) else None,
             )

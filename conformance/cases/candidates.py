@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import numpy as np
@@ -16,6 +16,14 @@ from conformance.tensors import Tensor
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+
+
+FLAGS: Mapping[str, tuple[str, ...]] = {
+    "fewer-blocks-than-kept": ("hidden-blocks-kept", "mask-of-positions"),
+    "newest-block-partly-filled": ("newest-block-not-pinned", "pinned-in-addition", "mask-of-positions", "block-mean"),
+    "newest-block-full": ("pinned-block-of-next-position", "newest-block-not-pinned", "candidate-count"),
+}
+"""The mistakes that each situation reveals."""
 
 
 def cases(model: GoldenModel, traces: list[Trace]) -> Iterator[Case]:
@@ -48,6 +56,7 @@ def cases(model: GoldenModel, traces: list[Trace]) -> Iterator[Case]:
             why,
             "numerics.md 6.3",
             partial(_masks, model, traces, chosen),
+            flags=FLAGS[name],
             source=f"{model.name}/all scenarios",
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from conformance.cases import (
     attention,
@@ -105,10 +106,13 @@ VECTORS = (
 def catalogue(fixtures: Fixtures) -> Sequence[Case]:
     """All cases in the order in which they are run and shown: by component, then by id."""
     result: list[Case] = []
+    models = [name for name in fixtures.sets if fixtures.kind(name) == "model"]
     for name in fixtures.sets:
-        if fixtures.kind(name) == "model":
+        if name in models:
             golden = GoldenModel(fixtures.model(name))
-            result += cases_of(golden, floors_of(fixtures, golden))
+            found = cases_of(golden, floors_of(fixtures, golden))
+            # Ids are immutable and name no set; where a directory holds several models, those after the first say so.
+            result += found if name == models[0] else [replace(case, id=f"{case.id}@{name}") for case in found]
         else:
             result += released.cases(fixtures.recipe(name), recipe_floors(fixtures, name))
     for component in VECTORS:

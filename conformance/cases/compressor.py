@@ -13,9 +13,22 @@ from conformance.cases.traces import GoldenModel, RecordedCalls, Trace, exact, i
 from conformance.judge.bounded import Bounded
 from conformance.judge.components.compressor import compressed_rows
 from conformance.judge.components.teacher_forced import LayerRows
-from conformance.judge.expectations import Within
+from conformance.judge.expectations import Expectation, NoRows, Within
 
 ROW_AXES = ("request", "group", "feature")
+
+
+RATIO_1_FLAGS = ("projection-not-rounded", "compressor-norm")
+RATIO_N_FLAGS = (
+    "leftover-lost",
+    "carry-slot-wrong",
+    "carry-cleared",
+    "pool-rounding",
+    "pooled-in-bf16",
+    "gate-in-bf16",
+    "softmax-over-features",
+    "compressor-norm",
+)
 
 
 def cases(model: GoldenModel, traces: list[Trace]) -> Iterator[Case]:
@@ -30,6 +43,7 @@ def cases(model: GoldenModel, traces: list[Trace]) -> Iterator[Case]:
                 "Fails when a prompt's leftover token is lost, a group is pooled in bf16, or a row comes out early.",
                 "numerics.md 6.2",
                 partial(_stateful, model, trace, layers),
+                flags=RATIO_1_FLAGS if ratio == 1 else RATIO_N_FLAGS,
                 source=trace.source,
             )
     for ratio, layers in by_ratio.items():
@@ -40,6 +54,12 @@ def cases(model: GoldenModel, traces: list[Trace]) -> Iterator[Case]:
             "Fails when a row is turned by its group's number or last token, or quantised with the index keys' format.",
             "numerics.md 4 and 6.2",
             partial(_rows, model, traces, layers),
+            flags=(
+                "row-turned-by-group-number",
+                "row-turned-by-last-token",
+                "compressed-rotation",
+                "compressed-not-quantised",
+            ),
             source="/".join((model.name, "all scenarios")),
         )
 
@@ -67,9 +87,11 @@ def _stateful(model: GoldenModel, trace: Trace, layers: list[int]) -> Iterator[S
             part = slice(start // ratio, (start + length) // ratio)
             inputs = {"x": trace.part(call, "attn_in", layer), "start_pos": trace.start_pos(call)}
 
-            def rules(part: slice = part, call: int = call, rows: LayerRows = rows, layer: int = layer) -> list[Within]:
+            def rules(
+                part: slice = part, call: int = call, rows: LayerRows = rows, layer: int = layer
+            ) -> list[Expectation]:
                 if part.start == part.stop:
-                    return []
+                    return [NoRows("latent")]
                 recorded = trace.scenario.tap(call, "latent", layer)
                 return [Within("latent", rows.latents[:, part], "BF16", ROW_AXES, recorded=recorded)]
 

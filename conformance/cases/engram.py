@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 import numpy as np
@@ -12,6 +12,12 @@ from conformance.cases.traces import GoldenModel, Trace, exact
 from conformance.judge.components import engram as rules_of
 from conformance.judge.expectations import Exact, Within
 from conformance.tensors import Tensor
+
+HASH_FLAGS: Mapping[str, tuple[str, ...]] = {
+    "text": ("ids-not-compressed", "pad-not-compressed", "hash-added", "engram-column-order", "look-back-too-short"),
+    "image-barrier": ("image-not-a-barrier", "image-token-hashed", "barrier-not-for-good"),
+}
+WRITE_FLAGS = ("value-before-keys", "keys-shared", "engram-rows-zero", "engram-gate-form", "engram-gate-weights")
 
 
 def cases(model: GoldenModel, traces: list[Trace], all_traces: list[Trace]) -> Iterator[Case]:
@@ -25,6 +31,7 @@ def cases(model: GoldenModel, traces: list[Trace], all_traces: list[Trace]) -> I
         "Fails when multipliers pass through a double, a prime is used twice, or columns are ordered by head.",
         "numerics.md 8",
         partial(_layout, model),
+        flags=("multipliers-narrowed", "prime-used-twice", "offsets-over-layers", "engram-multipliers"),
         source=model.name,
     )
     groups = {
@@ -45,6 +52,7 @@ def cases(model: GoldenModel, traces: list[Trace], all_traces: list[Trace]) -> I
             f"Fails when {mistakes[name]}.",
             "numerics.md 8",
             partial(_hash, model, group),
+            flags=HASH_FLAGS[name],
             source=f"{model.name}/{'+'.join(trace.name for trace in group)}",
         )
         group = [trace for trace in group if trace in traces]
@@ -56,6 +64,7 @@ def cases(model: GoldenModel, traces: list[Trace], all_traces: list[Trace]) -> I
                 "Fails when the gate's sign or floor is missing, keys and value are swapped, or images are written.",
                 "numerics.md 8",
                 partial(_write, model, group),
+                flags=("image-written",) if name == "image-barrier" else WRITE_FLAGS,
                 source=f"{model.name}/{'+'.join(trace.name for trace in group)}",
             )
 

@@ -14,6 +14,18 @@ from conformance.judge.components.experts import combined, expert
 from conformance.judge.expectations import Within
 from conformance.tensors import Tensor
 
+SINGLE_FLAGS = ("expert-clamp", "expert-activation", "expert-weights-swapped", "expert-rounded-early", "bf16-truncated")
+ROUTING_FLAGS = ("routing-weight-late", "routing-weight-ignored", "routing-weight-in-bf16")
+SUM_FLAGS = (
+    "experts-rounded-early",
+    "expert-dropped",
+    "expert-tokens-lost",
+    "gate-weights-misplaced",
+    "shared-expert-missing",
+    "shared-expert-scaled",
+    "bf16-accumulator",
+)
+
 AXES = ("token", "feature")
 
 
@@ -26,6 +38,7 @@ def cases(model: GoldenModel, joined: Joined) -> Iterator[Case]:
         "Fails when the gate is clamped below, a clamp is missing, or the routing weight comes after the quantiser.",
         "numerics.md 7",
         partial(_combined, model, joined),
+        flags=(*SINGLE_FLAGS, *ROUTING_FLAGS, *SUM_FLAGS),
         source=joined.source,
     )
     kinds = {"routed": "Fails when the routing weight is applied to the output, or FP4 scales are per tile."}
@@ -39,6 +52,7 @@ def cases(model: GoldenModel, joined: Joined) -> Iterator[Case]:
             why,
             "numerics.md 7",
             partial(_single, model, joined, kind),
+            flags=SINGLE_FLAGS if kind == "shared" else (*SINGLE_FLAGS, *ROUTING_FLAGS),
             source=joined.source,
         )
 

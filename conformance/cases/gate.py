@@ -11,6 +11,20 @@ from conformance.judge.choices import GateChoice
 from conformance.judge.components.gate import scores
 from conformance.tensors import Tensor
 
+TRACE_FLAGS = (
+    "gate-activation",
+    "gate-bias-ignored",
+    "gate-bias-in-weights",
+    "gate-image-bias",
+    "gate-in-bf16",
+    "gate-normalisation",
+    "gate-route-scale",
+    "gate-weights-misplaced",
+    "gate-expert-limit",
+    "gate-group-limited",
+    "softplus-threshold",
+)
+
 
 def cases(model: GoldenModel, joined: Joined, with_images: Joined | None) -> Iterator[Case]:
     """All tokens as text and image tokens are recorded, and the image scenario by itself."""
@@ -21,6 +35,7 @@ def cases(model: GoldenModel, joined: Joined, with_images: Joined | None) -> Ite
         "Fails when the bias enters the weights, the score is another function, or logits are kept in bf16.",
         "numerics.md 7",
         partial(_steps, model, joined),
+        flags=TRACE_FLAGS,
         source=joined.source,
     )
     if with_images is not None:
@@ -31,6 +46,7 @@ def cases(model: GoldenModel, joined: Joined, with_images: Joined | None) -> Ite
             "Fails when image tokens are routed with the text bias.",
             "numerics.md 7",
             partial(_steps, model, with_images),
+            flags=("gate-image-bias",),
             source=with_images.source,
         )
 

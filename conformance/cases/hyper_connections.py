@@ -16,6 +16,18 @@ WRITE_AXES = ("request", "position", "stream", "feature")
 PER_STREAM = ("request", "position", "stream")
 COMB_AXES = ("request", "position", "summed stream", "written stream")
 
+COEFFICIENT_FLAGS = (
+    "comb-transposed",
+    "sinkhorn-order",
+    "sinkhorn-rounds",
+    "sinkhorn-eps",
+    "pre-post-form",
+    "pre-post-order",
+    "mix-offsets",
+    "mix-rms",
+    "mix-in-bf16",
+)
+
 SUBLAYERS = {"attention": "attn", "feed-forward": "ffn"}
 
 
@@ -29,6 +41,7 @@ def cases(model: GoldenModel, joined: Joined) -> Iterator[Case]:
             "Fails when Sinkhorn ends on rows, a round or an eps is missing, or the norm is taken over one stream.",
             "numerics.md 5",
             partial(_coefficients, model, joined, prefix),
+            flags=COEFFICIENT_FLAGS,
             source=joined.source,
         )
         yield Case(
@@ -38,6 +51,7 @@ def cases(model: GoldenModel, joined: Joined) -> Iterator[Case]:
             "Fails when the mix is summed over another axis or in bf16.",
             "numerics.md 5",
             partial(_read, model, joined, prefix),
+            flags=("read-mix-ignored", "mix-in-bf16", "bf16-accumulator", "bf16-truncated"),
             source=joined.source,
         )
         yield Case(
@@ -47,6 +61,7 @@ def cases(model: GoldenModel, joined: Joined) -> Iterator[Case]:
             "Fails when comb is transposed: the sum runs over its first index.",
             "numerics.md 5",
             partial(_write, model, joined, prefix),
+            flags=("comb-transposed", "write-rounded-twice", "write-stream-lost", "bf16-truncated"),
             source=joined.source,
         )
 

@@ -28,25 +28,29 @@ def cases(model: GoldenModel, scored: list[Trace], traces: list[Trace], joined: 
     """
     if not model.config.index_source_layers:
         return
-    parts: dict[str, tuple[str, Callable[[], Iterator[Step]]]] = {
+    parts: dict[str, tuple[str, tuple[str, ...], Callable[[], Iterator[Step]]]] = {
         "keys-from-unrotated-latent": (
             "Fails when keys are made from the turned latent, turned by another position, or quantised per 16.",
+            ("index-key-norm", "index-rotation", "index-not-quantised", "fp4-formats-swapped"),
             partial(_keys, model, traces),
         ),
         "queries-rotated-then-quantised": (
             "Fails when a Hadamard transform or a norm of an earlier model is kept, or the FP4 rounding is left out.",
+            ("hadamard-kept", "index-rotation", "index-not-quantised", "heads-transposed"),
             partial(_queries, model, joined),
         ),
         "head-weights-two-roundings": (
             "Fails when the head weights are scaled before they are rounded, or kept in fp32.",
+            ("head-weights-rounded-once", "head-weights-scale"),
             partial(_weights, model, joined),
         ),
         "scores-relu-and-three-roundings": (
             "Fails when ReLU is missing or after the sum, a rounding point is fused away, or visibility is off by one.",
+            ("relu-missing", "relu-after-sum", "dot-not-rounded", "weighted-not-rounded", "visible-too-early"),
             partial(_scores, model, traces),
         ),
     }
-    for name, (why, steps) in parts.items():
+    for name, (why, flags, steps) in parts.items():
         yield Case(
             f"indexer/{name}/trace",
             "smoke" if name.startswith("scores") else "core",
@@ -54,6 +58,7 @@ def cases(model: GoldenModel, scored: list[Trace], traces: list[Trace], joined: 
             why,
             "numerics.md 6.3",
             steps,
+            flags=flags,
             source=joined.source,
         )
     k = model.config.index_topk
@@ -78,6 +83,9 @@ def cases(model: GoldenModel, scored: list[Trace], traces: list[Trace], joined: 
                 why,
                 "numerics.md 6.3",
                 partial(_selections, model, scored, chosen),
+                flags=("best-not-selected", "not-sorted")
+                if name.startswith("more")
+                else ("padding-not-minus-one", "invisible-selected"),
                 source=f"{model.name}/all scenarios",
             )
 

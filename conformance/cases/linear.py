@@ -23,7 +23,10 @@ class Kind:
     dtype: str
     matrices: tuple[tuple[str, str], ...]
     why: str
+    flags: tuple[str, ...]
 
+
+SUMS = ("bf16-accumulator", "bf16-truncated", "last-input-dropped", "last-output-dropped")
 
 KINDS = {
     "fp8": Kind(
@@ -37,24 +40,28 @@ KINDS = {
             ("ffn.shared_experts.w1", "ffn_in"),
         ),
         "Fails when the input is not quantised, a tile's scale is misplaced, or the sum is kept in less than fp32.",
+        ("activation-not-quantised", "scale-layout", *SUMS),
     ),
     "fp4": Kind(
         "linear_fp4",
         "BF16",
         (("ffn.experts.0.w1", "ffn_in"), ("ffn.experts.1.w3", "ffn_in")),
         "Fails when nibbles are swapped, scales belong to other inputs, or the input is not quantised.",
+        ("activation-not-quantised", "scale-layout", "nibble-order", *SUMS),
     ),
     "bf16": Kind(
         "linear_bf16",
         "BF16",
         (("attn.indexer.weights_proj", "attn_in"),),
         "Fails when the input is quantised where it must not be, or the sum is kept in bf16.",
+        ("activation-quantised", *SUMS),
     ),
     "fp32": Kind(
         "linear_fp32",
         "F32",
         (("attn.compressor.wkv", "attn_in"), ("attn.compressor.wgate", "attn_in"), ("ffn.gate", "ffn_in")),
         "Fails when the input or the weight is rounded first, or the result is rounded to bf16.",
+        ("fp32-layer-in-bf16", "fp32-layer-in-tf32", "last-input-dropped"),
     ),
 }
 
@@ -73,6 +80,7 @@ def cases(model: GoldenModel, joined: Joined) -> Iterator[Case]:
                 kind.why,
                 "numerics.md 3",
                 partial(_steps, model, joined, name, tokens),
+                flags=kind.flags,
                 source=joined.source,
             )
 

@@ -47,6 +47,7 @@ def cases(model: GoldenModel, traces: list[Trace], joined: Joined, floors: Floor
         "Fails when a layer has weights that its role does not have, or lacks one of the two gate biases.",
         "numerics.md 0",
         _counts,
+        flags=("parameter-count",),
         source="released configuration",
     )
     yield Case(
@@ -56,6 +57,7 @@ def cases(model: GoldenModel, traces: list[Trace], joined: Joined, floors: Floor
         "Fails when embedding rows are scaled or rounded.",
         "numerics.md 9",
         partial(_embed, model, joined),
+        flags=("embedding-scaled", "embedding-row-off"),
         source=joined.source,
     )
     yield Case(
@@ -65,6 +67,7 @@ def cases(model: GoldenModel, traces: list[Trace], joined: Joined, floors: Floor
         "Fails when the streams are averaged at the end, or logits are rounded to bf16.",
         "numerics.md 9",
         partial(_head, model, joined),
+        flags=("streams-averaged", "logits-in-bf16", "final-norm-missing"),
         source=joined.source,
     )
     for name, trace in named(traces).items():
@@ -77,6 +80,7 @@ def cases(model: GoldenModel, traces: list[Trace], joined: Joined, floors: Floor
             "Fails when anything at all is wrong by more than the model's own noise; the other cases say what.",
             "numerics.md 9",
             partial(_free_running, model, trace, floors, case_id),
+            flags=("embedding-scaled", "layer-order", "image-not-placed", "gate-image-bias", "logits-position"),
             source=trace.source,
             reading=trace.scenario.reading if len(trace.starts) > 1 else None,
         )

@@ -28,6 +28,13 @@ def cases(model: GoldenModel, joined: Joined) -> Iterator[Case]:
         "Fails when weights and experts are paired wrongly, or the routing scale is applied twice or never.",
         "numerics.md 7",
         partial(_steps, model, joined),
+        flags=(
+            "gate-image-bias",
+            "gate-weights-misplaced",
+            "gate-route-scale",
+            "expert-number",
+            "routing-weight-in-bf16",
+        ),
         source=joined.source,
     )
 

@@ -13,7 +13,7 @@ from conformance.cases.case import Case
 from conformance.cases.traces import GoldenModel
 from conformance.errors import ConformanceError
 from conformance.fixtures import NOISE_FLOOR, Fixtures
-from conformance.judge.noise import Distance, Distances, Floors, NoiseFloors, UnitFloors, read, write
+from conformance.judge.noise import BySet, Distance, Distances, Floors, NoiseFloors, UnitFloors, read, write
 
 CasesOf = Callable[[Floors], Iterable[Case]]
 """The cases of one golden set, judged by given floors."""
@@ -21,16 +21,16 @@ CasesOf = Callable[[Floors], Iterable[Case]]
 
 def floors_of(fixtures: Fixtures, golden: GoldenModel) -> NoiseFloors:
     """The stored floors of a golden set; cases that are not stored are measured when they are judged."""
-    return _floors(fixtures, _model_cases(golden))
+    return _floors(fixtures, golden.name, _model_cases(golden))
 
 
 def recipe_floors(fixtures: Fixtures, name: str) -> NoiseFloors:
     """The same for a recipe set."""
-    return _floors(fixtures, _recipe_cases(fixtures, name))
+    return _floors(fixtures, name, _recipe_cases(fixtures, name))
 
 
-def _floors(fixtures: Fixtures, cases: CasesOf) -> NoiseFloors:
-    stored = read(fixtures.directory / NOISE_FLOOR, fixtures.lock_hash)
+def _floors(fixtures: Fixtures, name: str, cases: CasesOf) -> NoiseFloors:
+    stored = read(fixtures.directory / NOISE_FLOOR, fixtures.lock_hash).get(name, {})
     origin = f"stored in {NOISE_FLOOR}" if stored else "measured in this run"
     return NoiseFloors(lambda case_id: measure(cases, case_id), dict(stored), origin)
 
@@ -54,12 +54,12 @@ def measure(cases: CasesOf, case_id: str) -> Distances:
     Raises:
         ConformanceError: a variant could not run the case: then nothing is known of its noise.
     """
-    from conformance.faults.honest import HONEST_VARIANTS
+    from conformance.faults.honest import NOISE_VARIANTS
     from conformance.runner import run_case
 
     case = next(case for case in cases(UnitFloors()) if case.id == case_id)
     farthest: dict[str, Distance] = {}
-    for variant in HONEST_VARIANTS:
+    for variant in NOISE_VARIANTS:
         with variant.session() as session:
             result = run_case(case, session)
         if result.status not in ("PASS", "FAIL"):
@@ -75,23 +75,24 @@ def measure(cases: CasesOf, case_id: str) -> Distances:
 
 def store(fixtures: Fixtures, progress: Callable[[str], None]) -> Path:
     """Measure every `propagated` case of every set and store the distances beside the fixtures."""
-    from conformance.faults.honest import HONEST_VARIANTS
+    from conformance.faults.honest import NOISE_VARIANTS
 
-    distances: dict[str, Distances] = {}
+    distances: BySet = {}
     for name in fixtures.sets:
         if fixtures.kind(name) == "model":
             cases = _model_cases(GoldenModel(fixtures.model(name)))
         else:
             cases = _recipe_cases(fixtures, name)
+        distances[name] = {}
         for case in cases(UnitFloors()):
             if case.mode == "propagated":
                 progress(case.id)
-                distances[case.id] = measure(cases, case.id)
+                distances[name][case.id] = measure(cases, case.id)
     made = {
         "by": f"conformance {__version__}",
         "torch": importlib.metadata.version("torch"),
         "machine": platform.machine(),
-        "variants": {variant.name: variant.why for variant in HONEST_VARIANTS},
+        "variants": {variant.name: variant.why for variant in NOISE_VARIANTS},
     }
     path = fixtures.directory / NOISE_FLOOR
     write(path, fixtures.lock_hash, made, distances)

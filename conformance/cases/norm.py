@@ -26,6 +26,15 @@ def cases(model: GoldenModel, joined: Joined) -> Iterator[Case]:
         "Fails when the mean is taken in bf16, eps is another one, or the product is rounded before the weight.",
         "numerics.md 3",
         partial(_block_inputs, model, joined),
+        flags=(
+            "norm-eps",
+            "norm-mean-count",
+            "norm-sum-in-bf16",
+            "norm-rounded-early",
+            "norm-weight-offset",
+            "layer-norm",
+            "bf16-truncated",
+        ),
         source=joined.source,
     )
     yield Case(
@@ -35,6 +44,7 @@ def cases(model: GoldenModel, joined: Joined) -> Iterator[Case]:
         "Fails when a row of zeros becomes NaN: 0 times rsqrt(eps) is 0.",
         "numerics.md 3",
         partial(_zero_rows, model),
+        flags=("norm-eps",),
         source=model.name,
     )
 

@@ -20,6 +20,15 @@ SCALE_AXES = ("request", "position", "group")
 VALUE_AXES = ("request", "position", "feature")
 MATRIX_AXES = ("output", "input")
 
+CODES = ("fp4-tie-away-from-zero", "fp4-truncated")
+FLAGS = {
+    FP8: ("scale-not-rounded-up", "scale-of-exact-power-doubled", "scale-group-size", "fp8-truncated", "fp8-fnuz"),
+    FP4_E8M0: ("scale-not-rounded-up", "scale-of-exact-power-doubled", *CODES),
+    FP4_E4M3: ("fp4-formats-swapped", "e4m3-scale-rounding", "fp4-reciprocal-multiply", "scale-group-size", *CODES),
+}
+"""Mistakes that recorded activations show both in codes and in fake-quantised values."""
+PACKED = ("nibble-order", "negative-zero-code")
+
 QUANTIZERS = {
     FP8: ("fp8", "attn_in", "a scale is rounded down or to nearest instead of up, or codes do not round to even"),
     FP4_E8M0: (
@@ -46,6 +55,7 @@ def cases(model: GoldenModel, joined: Joined) -> Iterator[Case]:
             f"Fails when {why}.",
             "numerics.md 2",
             partial(_codes, joined, quantizer, name, tap, layers),
+            flags=FLAGS[quantizer] if quantizer is FP8 else FLAGS[quantizer] + PACKED,
             source=joined.source,
         )
         yield Case(
@@ -55,6 +65,7 @@ def cases(model: GoldenModel, joined: Joined) -> Iterator[Case]:
             f"Fails when {why}, or when code times scale is not rounded to bf16.",
             "numerics.md 2",
             partial(_fake, joined, quantizer, name, tap, layers),
+            flags=FLAGS[quantizer],
             source=joined.source,
         )
     yield Case(
@@ -64,6 +75,7 @@ def cases(model: GoldenModel, joined: Joined) -> Iterator[Case]:
         "Fails when the scale of a 32x32 tile is applied to another tile, or a scale byte is read as a number.",
         "numerics.md 2",
         partial(_fp8_weights, model),
+        flags=("scale-layout",),
         source=model.name,
     )
     yield Case(
@@ -73,6 +85,7 @@ def cases(model: GoldenModel, joined: Joined) -> Iterator[Case]:
         "Fails when nibbles are swapped, subnormal codes are decoded as normal, or scales belong to other inputs.",
         "numerics.md 2",
         partial(_fp4_weights, model),
+        flags=("nibble-order", "fp4-subnormal-decoded", "fp4-sign", "scale-layout"),
         source=model.name,
     )
 

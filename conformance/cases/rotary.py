@@ -16,6 +16,10 @@ from conformance.tensors import Tensor
 TABLE_ULPS = 2
 """fp32 sine and cosine as GPU libraries document them (CUDA C++ Programming Guide: sinf 2, cosf 2 ulp)."""
 
+KIND_FLAGS = {"window-only": ("rope-base",), "compressed": ("rope-base", "yarn-missing", "yarn-ramp")}
+TABLE_FLAGS = ("yarn-mscale", "rope-position", "rope-table-length", "rope-tables-in-bf16")
+ROTATION_FLAGS = ("rope-pairing", "rope-part", "rope-direction", "bf16-truncated")
+
 FAR_POSITIONS = (0, 1, 2, 15, 16, 127, 128, 4095, 65535, 65536, 262143, 1048574, 1048575)
 
 
@@ -34,6 +38,7 @@ def cases(model: GoldenModel, joined: Joined) -> Iterator[Case]:
             "Fails when one base serves all layers, YaRN's ramp is off, or the power is not rounded to fp32 first.",
             "numerics.md 4",
             partial(_frequencies, model, layers),
+            flags=(*KIND_FLAGS[kind], "rope-frequency-rounding"),
             source=model.name,
         )
         yield Case(
@@ -43,6 +48,7 @@ def cases(model: GoldenModel, joined: Joined) -> Iterator[Case]:
             "Fails when the angle is not the fp32 product of position and frequency, or positions are clamped.",
             "numerics.md 4",
             partial(_tables, model, layers),
+            flags=(*KIND_FLAGS[kind], *TABLE_FLAGS, "rope-frequency-rounding", "rope-angle-precision"),
             source=model.name,
         )
         for direction in ("forward", "inverse"):
@@ -53,6 +59,12 @@ def cases(model: GoldenModel, joined: Joined) -> Iterator[Case]:
                 "Fails when halves are paired instead of neighbours, other features turn, or the direction is wrong.",
                 "numerics.md 4",
                 partial(_rotations, model, joined, layers, direction == "inverse"),
+                flags=(
+                    *KIND_FLAGS[kind],
+                    *TABLE_FLAGS,
+                    *ROTATION_FLAGS,
+                    *(("rope-inverse",) if direction == "inverse" else ()),
+                ),
                 source=joined.source,
             )
 

@@ -22,6 +22,7 @@ def cases(model: GoldenModel, traces: list[Trace]) -> Iterator[Case]:
         "Fails when the arg max is not the largest logit.",
         "numerics.md 9",
         partial(_recorded, traces),
+        flags=("argmax-wrong",),
         source=f"{model.name}/all scenarios",
     )
     yield Case(
@@ -31,6 +32,7 @@ def cases(model: GoldenModel, traces: list[Trace]) -> Iterator[Case]:
         "Fails when a tiled arg max answers with the start of a tile, or loses the last partial tile.",
         "numerics.md 9",
         partial(_lanes, model),
+        flags=("argmax-tile-start", "argmax-last-tile-lost", "argmax-in-bf16"),
         source=f"{model.name}/configuration",
     )
 

@@ -27,6 +27,7 @@ def cases(model: GoldenModel, traces: list[Trace], floors: Floors) -> Iterator[C
                 "Fails when a layer reads slots before its source has written them, or the mix is not handed on.",
                 "numerics.md 6.1",
                 partial(_steps, model, trace, layers, floors, case_id),
+                flags=("source-after-reuse", "layer-order", "layer-left-out", "mix-ignored", "gate-image-bias"),
                 source=trace.source,
                 reading="intended" if readings_differ(model, trace, layers) else None,
             )

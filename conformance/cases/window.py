@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 import numpy as np
@@ -17,6 +17,24 @@ from conformance.tensors import Tensor
 ROW_AXES = ("request", "position", "feature")
 
 
+FLAGS: Mapping[tuple[str, str], tuple[str, ...]] = {
+    ("prefill-list", "shorter-than-window"): ("window-not-causal", "padding-not-minus-one"),
+    ("prefill-list", "equal-to-window"): ("window-not-causal", "window-one-too-narrow"),
+    ("prefill-list", "one-more-than-window"): ("window-one-too-wide", "window-one-too-narrow", "window-not-applied"),
+    ("prefill-list", "several-windows"): ("window-one-too-wide", "window-one-too-narrow", "window-not-applied"),
+    ("prefill-ring", "shorter-than-window"): ("ring-slot-off",),
+    ("prefill-ring", "equal-to-window"): ("ring-slot-off",),
+    ("prefill-ring", "one-more-than-window"): ("ring-slot-off", "ring-keeps-oldest", "requests-mixed"),
+    ("prefill-ring", "several-windows"): ("ring-slot-off", "ring-keeps-oldest", "requests-mixed"),
+    ("decode-list", "first-step"): ("unwritten-slots-listed",),
+    ("decode-list", "last-slot"): ("window-one-too-narrow",),
+    ("decode-list", "wrap"): ("window-one-too-narrow",),
+    ("decode-list", "after-wrap"): ("window-one-too-narrow",),
+    ("decode-list", "second-wrap"): ("window-one-too-narrow",),
+}
+"""The mistakes that each length or position reveals."""
+
+
 def cases(model: GoldenModel, joined: Joined) -> Iterator[Case]:
     """Rows of recorded inputs, then the ring's slots and lists at every interesting length."""
     window = model.config.window_size
@@ -27,6 +45,13 @@ def cases(model: GoldenModel, joined: Joined) -> Iterator[Case]:
         "Fails when only part of the row is quantised, or the rotary part is turned after quantisation.",
         "numerics.md 6, item 2",
         partial(_rows, model, joined),
+        flags=(
+            "quantised-before-rotation",
+            "rotary-part-not-quantised",
+            "window-norm",
+            "window-rotation",
+            "window-not-quantised",
+        ),
         source=joined.source,
     )
     lengths = {
@@ -43,6 +68,7 @@ def cases(model: GoldenModel, joined: Joined) -> Iterator[Case]:
             "Fails when a query sees one position too many or too few: the window holds the query and W - 1 before it.",
             "numerics.md 6, item 3",
             partial(_list, model, 0, length),
+            flags=FLAGS["prefill-list", name],
             source=f"{model.name}/configuration",
         )
         yield Case(
@@ -52,6 +78,7 @@ def cases(model: GoldenModel, joined: Joined) -> Iterator[Case]:
             "Fails when positions do not end up at slot p mod W, or the oldest rows survive instead of the newest.",
             "numerics.md 6, item 3",
             partial(_ring, model, [(0, length)]),
+            flags=FLAGS["prefill-ring", name],
             source=f"{model.name}/configuration",
         )
     for name, position in {
@@ -71,6 +98,7 @@ def cases(model: GoldenModel, joined: Joined) -> Iterator[Case]:
             "Fails when slots that were never written are listed, or slots are lost at the wrap.",
             "numerics.md 6, item 3",
             partial(_list, model, position, 1),
+            flags=FLAGS["decode-list", name],
             source=f"{model.name}/configuration",
         )
         yield Case(
@@ -80,6 +108,7 @@ def cases(model: GoldenModel, joined: Joined) -> Iterator[Case]:
             "Fails when the step's row is written to another slot than s mod W.",
             "numerics.md 6, item 3",
             partial(_ring, model, [(0, position), (position, 1)]),
+            flags=("ring-slot-off", "ring-chunk-at-slot-0"),
             source=f"{model.name}/configuration",
         )
 

@@ -69,7 +69,7 @@ def hadamard(x: torch.Tensor) -> torch.Tensor:
     width = x.shape[-1]
     turned = x.float()
     for stage in range(int(math.log2(width))):
-        pairs = turned.unflatten(-1, (-1, 2, 1 << stage))
+        pairs = torch.unflatten(turned, -1, (-1, 2, 1 << stage))
         turned = torch.stack((pairs.sum(-2), pairs[..., 0, :] - pairs[..., 1, :]), dim=-2).flatten(-3)
     return to_bf16(turned * width**-0.5)
 

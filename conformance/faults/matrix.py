@@ -21,7 +21,10 @@ from conformance.faults.prepared import PreparedCase, same
 from conformance.interface import COMPONENTS
 
 LEVEL = "core"
-"""Cases above this level are not run: a fault that only they reject would go unnoticed in an ordinary run."""
+"""Cases above this level are tried only with faults whose flag they name: an ordinary run does not include them."""
+
+
+CASES_AT_A_TIME = 25
 
 
 @dataclass(frozen=True)
@@ -107,10 +110,7 @@ class Workbench:
         from conformance.cases import catalogue
         from conformance.fixtures import Fixtures
 
-        levels = LEVELS[: LEVELS.index(LEVEL) + 1]
-        self.cases: Mapping[str, Case] = {
-            case.id: case for case in catalogue.catalogue(Fixtures.open(fixtures)) if case.level in levels
-        }
+        self.cases: Mapping[str, Case] = {case.id: case for case in catalogue.catalogue(Fixtures.open(fixtures))}
         self.session = InProcess(Reference())
         self._prepared: dict[str, PreparedCase] = {}
 
@@ -121,7 +121,11 @@ class Workbench:
         return self._prepared[case_id]
 
     def order(self, fault: Fault) -> list[Case]:
-        """Cases that name the mistake, then those of its component, then the others; own component and cheap first."""
+        """Cases that name the mistake, then those of its component, then the others; own component and cheap first.
+
+        Left out are cases of other components that rest on measured noise and do not name the mistake: what only they
+        notice is not told from noise.
+        """
         home = COMPONENTS.index(fault.component)
 
         def rank(case: Case) -> tuple[bool, bool, int, float]:
@@ -134,7 +138,14 @@ class Workbench:
                 ready.seconds if ready else LEVELS.index(case.level) + 0.1,
             )
 
-        return sorted(self.cases.values(), key=rank)
+        ordinary = LEVELS[: LEVELS.index(LEVEL) + 1]
+        tried = (
+            case
+            for case in self.cases.values()
+            if fault.flag in case.flags
+            or (case.level in ordinary and (case.mode != "propagated" or case.component == fault.component))
+        )
+        return sorted(tried, key=rank)
 
     def kill(self, fault: Fault) -> Kill:
         """Put cases to a fault until one that names it rejects it, or none is left."""
@@ -182,9 +193,7 @@ def _begin(fixtures: Path | None) -> None:
 def _work(part: Part) -> tuple[list[Kill], list[Weakness]]:
     assert _bench is not None
     by_id = {fault.id: fault for fault in FAULTS}
-    # Classics first: the cases are then prepared, and their costs known, when the faults choose among them.
-    weaknesses = [_bench.weakness(case_id) for case_id in part.cases]
-    return [_bench.kill(by_id[fault_id]) for fault_id in part.faults], weaknesses
+    return [_bench.kill(by_id[fault_id]) for fault_id in part.faults], [_bench.weakness(case) for case in part.cases]
 
 
 def run(
@@ -209,15 +218,14 @@ def run(
 
 
 def _parts(faults: Sequence[Fault], cases: Sequence[Case]) -> list[Part]:
-    """One part a component, those with the most cases first so that no process ends long after the others."""
-    parts = [
-        Part(
-            tuple(fault.id for fault in faults if fault.component == component),
-            tuple(case.id for case in cases if case.component == component),
-        )
+    """Faults component by component, then the classics for some cases of a component at a time."""
+    by_fault = [Part(faults=tuple(f.id for f in faults if f.component == component)) for component in COMPONENTS]
+    by_case = [
+        Part(cases=tuple(case.id for case in cases if case.component == component)[first : first + CASES_AT_A_TIME])
         for component in COMPONENTS
+        for first in range(0, len(cases), CASES_AT_A_TIME)
     ]
-    return sorted((p for p in parts if p.faults or p.cases), key=lambda p: -(len(p.cases) + len(p.faults)))
+    return [part for part in (*by_fault, *by_case) if part.faults or part.cases]
 
 
 def one_per_flag(faults: Sequence[Fault]) -> list[Fault]:

@@ -6,6 +6,7 @@ recorded answers can be judged after something was done to them.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -53,19 +54,23 @@ class Replay:
 
 @dataclass
 class _Watch:
-    """Whether a verdict of the current run failed: the run may then end with its step."""
+    """Whether a verdict of the current run failed, and whether recorded values have been held against their rules."""
 
     failed: bool = False
+    recorded_hold: bool = False
 
 
 class _Kept:
-    """An expectation whose recorded values were found to satisfy it, and which reports failures to the watch."""
+    """An expectation that reports failures to the watch, and whose recorded values are judged in the first run only."""
 
     def __init__(self, inner: Expectation, watch: _Watch) -> None:
         self._inner, self._watch = inner, watch
         self.taps = inner.taps
         self.mode: Mode = inner.mode
-        self.golden: Results = {}
+
+    @property
+    def golden(self) -> Results:
+        return {} if self._watch.recorded_hold else self._inner.golden
 
     def judge(self, results: Results) -> Verdict:
         verdict = self._inner.judge(results)
@@ -95,24 +100,23 @@ class PreparedCase:
         Raises:
             ConformanceError: the reference does not pass: nothing can be learnt from the case.
         """
+        start = time.perf_counter()
         self.case = case
-        self.baseline = run_case(case, reference)
-        if self.baseline.status != "PASS":
-            failure = self.baseline.first_failure
-            reason = self.baseline.message or (failure.verdict.message if failure else "")
-            raise ConformanceError(f"the reference does not pass {case.id}: {self.baseline.status} {reason}")
         self._description = reference.describe()
         self._watch = _Watch()
         self._steps = [
             replace(step, rules=_Rules(step.rules, self._watch), optional=_Rules(step.optional, self._watch))
             for step in case.steps()
         ]
-        self.answers: tuple[Given, ...] = self.ask(reference)
-
-    @property
-    def seconds(self) -> float:
+        self.answers = self.ask(reference)
+        self.baseline = self.judge(self.answers, to_the_end=True)
+        if self.baseline.status != "PASS":
+            failure = self.baseline.first_failure
+            reason = self.baseline.message or (failure.verdict.message if failure else "")
+            raise ConformanceError(f"the reference does not pass {case.id}: {self.baseline.status} {reason}")
+        self._watch.recorded_hold = True
+        self.seconds = time.perf_counter() - start
         """What the case cost the plain reference."""
-        return self.baseline.seconds
 
     def ask(self, session: Session) -> tuple[Given, ...]:
         """Put all requests from a fresh start; ends with the first that has no results."""

@@ -392,3 +392,28 @@ class OwnArgmax:
         return Verdict(
             self.tap, self.mode, False, int(wrong.size), int(wrong.sum()), np.inf, index, ("request",), message=message
         )
+
+
+@dataclass(frozen=True)
+class NoRows:
+    """No group was completed: the tap is left out, or holds no rows along axis 1."""
+
+    tap: str
+
+    mode: Mode = "exact"
+
+    @property
+    def taps(self) -> tuple[str, ...]:
+        """Nothing is required."""
+        return ()
+
+    @property
+    def golden(self) -> Mapping[str, Tensor]:
+        """Nothing recorded is needed."""
+        return {}
+
+    def judge(self, results: Mapping[str, Tensor]) -> Verdict:
+        """Fails when rows came out."""
+        rows = results[self.tap].shape[1] if self.tap in results and len(results[self.tap].shape) > 1 else 0
+        message = f"{rows} rows came out although no group is complete" if rows else ""
+        return Verdict(self.tap, self.mode, not rows, 1, int(rows > 0), np.inf if rows else 0.0, message=message)

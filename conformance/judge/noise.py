@@ -75,7 +75,11 @@ class NoiseFloors:
         return f"{MARGIN:g} times the farthest of the reference's honest variants, {self.origin}"
 
 
-def read(path: Path, manifest_hash: str) -> dict[str, Distances]:
+BySet = dict[str, dict[str, Distances]]
+"""By golden set and case."""
+
+
+def read(path: Path, lock_hash: str) -> BySet:
     """Stored distances, empty when there is no file or it was made for other recordings.
 
     Raises:
@@ -87,16 +91,19 @@ def read(path: Path, manifest_hash: str) -> dict[str, Distances]:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
         if content["format"] != 1:
             raise FixtureError(f"{path.name}: format {content['format']!r} is not known, expected 1")
-        stored: dict[str, Distances] = {
-            case: {tap: Distance(float(largest), float(median)) for tap, (largest, median) in taps.items()}
-            for case, taps in content["distances"].items()
+        stored: BySet = {
+            name: {
+                case: {tap: Distance(float(largest), float(median)) for tap, (largest, median) in taps.items()}
+                for case, taps in cases.items()
+            }
+            for name, cases in content["distances"].items()
         }
-        return stored if content["manifest"] == manifest_hash else {}
+        return stored if content["lock"] == lock_hash else {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise FixtureError(f"{path.name}: not a noise floor file: {type(error).__name__}: {error}") from error
 
 
-def write(path: Path, manifest_hash: str, made: Mapping[str, Any], distances: Mapping[str, Distances]) -> None:
+def write(path: Path, lock_hash: str, made: Mapping[str, Any], distances: BySet) -> None:
     """Store distances with how they were made."""
-    content = {"format": 1, "manifest": manifest_hash, "made": made, "distances": distances}
+    content = {"format": 1, "lock": lock_hash, "made": made, "distances": distances}
     path.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")

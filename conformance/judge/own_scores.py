@@ -132,5 +132,40 @@ class DistantScores:
         return finite.judge({self.rule.tap: _zeroed(actual, masked)})
 
 
+@dataclass(frozen=True)
+class SameSelection:
+    """A rule for attention outputs where the selection beside them is the recorded one; other queries are left out."""
+
+    rule: Propagated
+    selected: Tensor
+
+    @property
+    def taps(self) -> tuple[str, ...]:
+        """Output and selection."""
+        return (self.rule.tap, "selected")
+
+    @property
+    def mode(self) -> Mode:
+        """That of the rule within."""
+        return self.rule.mode
+
+    @property
+    def golden(self) -> Mapping[str, Tensor]:
+        """Both as recorded."""
+        return {self.rule.tap: self.rule.recorded, "selected": self.selected}
+
+    def judge(self, results: Mapping[str, Tensor]) -> Verdict:
+        """The rule on the queries with equal selections; passes where there are none."""
+        recorded = self.rule.recorded
+        chosen = formed(self.rule.tap, self.mode, results["selected"], self.selected.dtype, self.selected.shape)
+        actual = formed(self.rule.tap, self.mode, results[self.rule.tap], recorded.dtype, recorded.shape)
+        if isinstance(chosen, Verdict):
+            return chosen
+        if isinstance(actual, Verdict):
+            return actual
+        equal = (chosen.data == self.selected.data).all((0, 2))
+        return replace(self.rule, recorded=recorded[:, equal]).judge({self.rule.tap: actual[:, equal]})
+
+
 def _zeroed(tensor: Tensor, masked: Bools) -> Tensor:
     return Tensor(tensor.dtype, np.where(masked, np.zeros_like(tensor.data), tensor.data))

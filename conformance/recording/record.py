@@ -71,7 +71,7 @@ def record(options: RecordOptions, progress: Callable[[str], None]) -> int:
     partial = options.out.with_name(f".{options.out.name}.{os.getpid()}.partial")
     partial.mkdir(parents=True)
     try:
-        with _settings("cpu" if own else "cuda") as settings:
+        with torch_settings("cpu" if own else "cuda") as settings:
             summaries = _record_all(checkout, plan, own, partial, progress)
         _write_manifest(partial, options, checkout, plan, settings, summaries)
         Fixtures.open(partial)  # What was written must be readable.
@@ -94,7 +94,7 @@ def _check_keys(checkout: Checkout, plan: Plan) -> None:
 
 
 @contextmanager
-def _settings(device: str) -> Iterator[Mapping[str, Any]]:
+def torch_settings(device: str) -> Iterator[Mapping[str, Any]]:
     """One thread, the declared default type, the device; as before afterwards."""
     if device == "cuda" and not torch.cuda.is_available():
         raise RecordingError("--kernels upstream needs a CUDA device")
@@ -119,7 +119,7 @@ def _record_all(
         configuration = plan.configurations[scenario.set_name]
         # Imported anew each time: the code keeps state in globals, and a scenario must not see the one before.
         with blaming(), _imported(checkout, own) as (module, kernels):
-            model, weights = _model(module, configuration, plan.seed)
+            model, weights = build_model(module, configuration, plan.seed)
             tensors = _run(module, kernels, model, configuration, scenario, plan.seed)
         if not directory.exists():
             directory.mkdir()
@@ -141,7 +141,7 @@ def _imported(checkout: Checkout, own: bool) -> Iterator[tuple[ModuleType, Watch
         yield module, kernels
 
 
-def _model(module: ModuleType, configuration: Mapping[str, Any], seed: int) -> tuple[Any, dict[str, Tensor]]:
+def build_model(module: ModuleType, configuration: Mapping[str, Any], seed: int) -> tuple[Any, dict[str, Tensor]]:
     """A model with seeded weights."""
     torch.manual_seed(seed)
     arguments = _attribute(module, upstream.ARGUMENTS)(**configuration)

@@ -100,12 +100,12 @@ class Observer:
             self._compressed[layer] = derived.pop("compressed")
             seen |= {(tap, layer): value for tap, value in derived.items()}
         found: dict[str, Tensor] = {}
-        for tap, layer in expected_taps(self._config, self._call):
-            name = tap if layer is None else f"layer{layer}/{tap}"
+        for tap, at in expected_taps(self._config, self._call):
+            name = tap if at is None else f"layer{at}/{tap}"
             where = f"upstream: tap {name}: {_POINTS.get(tap, ATTENTION_ROWS)}"
-            if (tap, layer) not in seen:
+            if (tap, at) not in seen:
                 raise RecordingError(f"{where}: was not seen")
-            value = seen[tap, layer]
+            value = seen[tap, at]
             if tap.startswith("gate_") and isinstance(value, torch.Tensor):
                 value = value.flatten(0, -2)  # Tokens of all sequences in one axis, whether or not the code had two.
             found[name] = convert.tap(where, value, FORMAT[tap])

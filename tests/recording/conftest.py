@@ -7,16 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from recording_options import STANDIN, options
 
-from conformance.recording.record import RecordOptions, record
-
-HERE = Path(__file__).parent
-STANDIN = HERE / "standin"
-DECLARATIONS = HERE / "small.toml"
-
-
-def options(out: Path, checkout: Path = STANDIN, scenarios: Path = DECLARATIONS) -> RecordOptions:
-    return RecordOptions(checkout, out, "reference", agreed=True, scenarios=scenarios, revision="stand-in")
+from conformance.recording.record import record
 
 
 @pytest.fixture(scope="session")

@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
 import pytest
-from conftest import DECLARATIONS, STANDIN, options
+import torch
+from recording_options import DECLARATIONS, options
 
 from conformance.errors import ConformanceError
 from conformance.recording.record import record
@@ -88,6 +90,20 @@ def test_a_checkout_that_is_none(tmp_path: Path) -> None:
     assert "model.py: not a regular file" in refusal(tmp_path / "empty", tmp_path / "out")
 
 
+@pytest.mark.parametrize(
+    ("kernel", "fault"), [(None, "no kernel.py in it"), ("", "needs a CUDA device")], ids=["no-kernel", "no-device"]
+)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="shows what happens without a CUDA device")
+def test_kernels_that_cannot_run(
+    changed: Callable[[str, str], Path], tmp_path: Path, kernel: str | None, fault: str
+) -> None:
+    checkout = changed(CLASS, CLASS)
+    if kernel is not None:
+        (checkout / "kernel.py").write_text(kernel)
+    with pytest.raises(RecordingError, match=fault):
+        record(replace(options(tmp_path / "out", checkout), kernels="upstream"), lambda line: None)
+
+
 def test_a_key_that_no_set_declares(changed: Callable[[str, str], Path], tmp_path: Path) -> None:
     checkout = changed(CLASS, CLASS)
     (checkout / "config.json").write_text('{"dim": 1, "n_hash_layers": 3}')
@@ -136,5 +152,3 @@ def test_declarations_that_make_no_sense(tmp_path: Path, old: str, new: str, fau
         read_plan(path)
     assert fault in str(error.value)
     assert str(error.value).startswith(str(path))
-
-

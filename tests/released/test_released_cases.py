@@ -12,7 +12,7 @@ import torch
 from conformance.adapters.in_process import InProcess
 from conformance.adapters.reference import Reference
 from conformance.cases import released
-from conformance.cases.case import Advance, Case, Open, ReadState
+from conformance.cases.case import Advance, Call, Case, Open, ReadState, Request
 from conformance.cases.catalogue import catalogue
 from conformance.cases.model import released_configuration
 from conformance.cases.released_attention import Recording
@@ -20,11 +20,11 @@ from conformance.cases.released_set import Released
 from conformance.cases.released_small import bytes_per_token, row_bytes
 from conformance.config import ModelConfig
 from conformance.errors import FixtureError
-from conformance.fixtures import Fixtures
+from conformance.fixtures import NOISE_FLOOR, Fixtures
 from conformance.interface import Array, Config, Weights
 from conformance.judge.components import indexer
-from conformance.judge.noise import Distance, UnitFloors
-from conformance.judge.own_scores import SCORE_AXES, DistantScores, OwnCandidates, OwnSelection
+from conformance.judge.noise import Distance, UnitFloors, read
+from conformance.judge.own_scores import SCORE_AXES, DistantScores, OwnCandidates, OwnSelection, SameSelection
 from conformance.judge.propagated import Propagated
 from conformance.judge.rows import OfRows
 from conformance.lazy import LazyTensors
@@ -53,6 +53,31 @@ def recordings() -> list[Recording]:
 def test_reference_conforms(case: Case) -> None:
     result = run_case(case, InProcess(Reference()))
     assert result.status == "PASS", result.message or result.first_failure
+
+
+class Zeros(InProcess):
+    """Answers everything with zeros."""
+
+    def ask(self, request: Request) -> Mapping[str, Tensor]:
+        return {tap: Tensor(t.dtype, np.zeros_like(t.data)) for tap, t in super().ask(request).items()}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case for case in quick_cases() if case.component not in ("attention", "quantize")],
+    ids=lambda case: case.id,
+)
+def test_zeros_fail(case: Case) -> None:
+    """Attention's own cases take long; the bytes of a quantiser's results say nothing of their values."""
+    assert run_case(case, Zeros(Reference())).status == "FAIL"
+
+
+def test_noise_floors_of_both_recordings_are_stored() -> None:
+    fixtures = Fixtures.open(verify=False)
+    stored = read(fixtures.directory / NOISE_FLOOR, fixtures.lock_hash)["released"]
+    for case in all_cases():
+        if case.mode == "propagated":
+            assert set(stored[case.id]) == {"attn_out", "index_score"}
 
 
 class Unpacked(Reference):
@@ -210,6 +235,21 @@ def test_scores_are_judged_where_both_see_something(recordings: list[Recording])
     assert not loosely.judge({"index_score": recorded[:, 1:]}).passed
 
 
+def test_outputs_are_judged_closely_where_the_selection_is_the_recorded_one(recordings: list[Recording]) -> None:
+    recording = recordings[0]
+    out, selected = (recording.recorded(0, 20, tap) for tap in ("attn_out", "selected"))
+    rule = SameSelection(near("attn_out", out), selected)
+    changed = out.data.copy()
+    changed[:, -1] = 0
+    zeroed = Tensor("BF16", changed)
+    assert rule.judge(rule.golden).passed
+    assert not rule.judge({"attn_out": zeroed, "selected": selected}).passed
+    other = selected.data.copy()
+    other[0, -1, 0] += 1
+    assert rule.judge({"attn_out": zeroed, "selected": Tensor("I32", other)}).passed
+    assert not rule.judge({"attn_out": zeroed, "selected": selected[:, 1:]}).passed
+
+
 def test_rows_are_picked_and_recordings_spread() -> None:
     recorded = Tensor.from_values(np.arange(6.0).reshape(1, 2, 3), "BF16")
     rule = OfRows(near("attn_out", recorded), [1, 3], 4)
@@ -248,8 +288,6 @@ def test_weights_are_converted_when_looked_up_and_dropped_with_the_case() -> Non
             weights["b"]
             weights["b"]
             return x, x
-
-    from conformance.cases.case import Call
 
     lazy, session = Counting(), InProcess(Looks())
     x = Tensor("F32", np.zeros((1, 1), np.float32))

@@ -77,7 +77,12 @@ VECTORS = (
     Vector(
         "attention-reads-incoming-mix/silent-mixture",
         "Fails when the attention reads with the mix of its own coefficients, or with equal or one-hot weights.",
-        ("mix-not-late", "mix-ignored", "comb-transposed"),
+        (
+            "mix-not-late",
+            "mix-ignored",
+            "comb-transposed",
+            "block-norm-missing",
+        ),
         WITHOUT_ENGRAM,
         # Coefficients that do not depend on the residual keep its error from growing behind the attention.
         (*SILENT_MIXTURE, "hc_ffn_fn"),
@@ -86,7 +91,13 @@ VECTORS = (
     Vector(
         "mixture-reads-attention-mix/silent-attention",
         "Fails when the mixture reads with its own mix or the incoming one instead of the attention's.",
-        ("mix-not-late", "mix-two-late", "comb-transposed"),
+        (
+            "mix-not-late",
+            "mix-two-late",
+            "comb-transposed",
+            "block-norms-swapped",
+            "residual-order",
+        ),
         WITHOUT_ENGRAM,
         SILENT_ATTENTION,
         [(0, 3), (3, 1)],
@@ -104,7 +115,11 @@ VECTORS = (
     Vector(
         "mix-of-mixture-handed-on/silent-sublayers",
         "Fails when the attention's mix is handed on, or the mixture's coefficients are those of the residual before.",
-        ("attention-mix-handed-on", "coefficients-not-renewed"),
+        (
+            "attention-mix-handed-on",
+            "coefficients-not-renewed",
+            "block-weights-swapped",
+        ),
         WITHOUT_ENGRAM,
         (*SILENT_ATTENTION, *SILENT_MIXTURE),
         [(0, 4)],
@@ -128,7 +143,11 @@ VECTORS = (
     Vector(
         "engram-look-back/image-in-the-call-before",
         "Fails when an image token of an earlier call stops no look-back, or the mixture forgets which tokens it was.",
-        ("look-back-forgotten", "barrier-forgotten"),
+        (
+            "look-back-forgotten",
+            "barrier-forgotten",
+            "image-written",
+        ),
         WITH_ENGRAM,
         (*SILENT_ATTENTION, *SILENT_MIXTURE),
         [(0, 5), (5, 1), (6, 1), (7, 1)],
@@ -158,7 +177,12 @@ def cases() -> Iterator[Case]:
         "Fails when layers run in another order, one is left out, or the mix of another layer is handed on.",
         "numerics.md 5",
         _stack,
-        flags=("attention-mix-handed-on", "layer-left-out", "engram-after-coefficients"),
+        flags=(
+            "attention-mix-handed-on",
+            "layer-left-out",
+            "engram-after-coefficients",
+            "layer-order",
+        ),
         source="hand-made",
     )
 
@@ -301,7 +325,7 @@ def _stack() -> Iterator[Step]:
 
     Only the last mix depends on the residual: errors would grow from layer to layer otherwise.
     """
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for layer in STACKED:
         silent = [*SILENT_ATTENTION, *SILENT_MIXTURE, "hc_attn_fn"]
         if layer != STACKED[-1]:

@@ -131,7 +131,11 @@ VECTORS = (
     Vector(
         "whole-blocks/one-good-position",
         "Fails when a block is judged by its mean or first position, or only its best positions enter the mask.",
-        ("block-mean", "mask-of-positions"),
+        (
+            "block-mean",
+            "mask-of-positions",
+            "candidate-block-score",
+        ),
         [
             _row((-9.0, -9.0, 6.0, -9.0), (-9.0, -9.0, -9.0, 5.0), 4.0, 3.0, 2.0, 1.0),
             _row(1.0, 2.0, 3.0, (-9.0, 4.0, -9.0, -9.0), (-9.0, -9.0, 5.0, -9.0), (-20.0, *(HIDDEN,) * 3)),
@@ -148,7 +152,11 @@ VECTORS = (
     Vector(
         "block-count/around-the-number-kept",
         "Fails when exactly as many blocks as are kept lose one, or one more loses none.",
-        ("pinned-in-addition", "newest-block-not-pinned"),
+        (
+            "pinned-in-addition",
+            "newest-block-not-pinned",
+            "candidate-count",
+        ),
         [_row(3.0, 2.0, 1.0, HIDDEN), _row(4.0, 3.0, 2.0, 1.0)],
         [11, 15],
     ),

@@ -96,7 +96,14 @@ LOOK_BACKS = (
     LookBack(
         "first-positions",
         "Fails when what is missing before the first token is 0, the token 2 itself, or the first token again.",
-        ("pad-not-compressed", "look-back-too-short", "ids-not-compressed"),
+        (
+            "pad-not-compressed",
+            "look-back-too-short",
+            "ids-not-compressed",
+            "engram-start",
+            "engram-column-order",
+            "engram-modulo",
+        ),
         "abcdef",
         ("a---", "ba--", "cba-", "dcba", "edcb", "fedc"),
     ),
@@ -142,7 +149,13 @@ def cases() -> Iterator[Case]:
         "Fails when a multiplier of 47 bits is cut to 32, a prime is used twice, or the search restarts elsewhere.",
         "numerics.md 8",
         _layout,
-        flags=("multipliers-narrowed", "prime-used-twice", "prime-search-not-restarted", "offsets-over-layers"),
+        flags=(
+            "multipliers-narrowed",
+            "prime-used-twice",
+            "offsets-over-layers",
+            "engram-multipliers",
+            "engram-offsets",
+        ),
         source="released configuration",
     )
     yield Case(
@@ -152,7 +165,7 @@ def cases() -> Iterator[Case]:
         "Fails when the search for primes leaves out a table size that is a prime itself.",
         "numerics.md 8",
         _prime_table,
-        flags=("engram-primes",),
+        flags=("prime-search-not-restarted",),
         source="hand-made",
     )
     for vector in LOOK_BACKS:
@@ -183,7 +196,14 @@ def cases() -> Iterator[Case]:
         "Fails when the gate lacks the floor of 1e-6 under the root or the sign before it, or zero has a sign.",
         "numerics.md 8",
         _gate,
-        flags=("gate-floor-missing", "gate-sign-missing", "gate-zero-signed", "gate-root-missing"),
+        flags=(
+            "gate-floor-missing",
+            "gate-sign-missing",
+            "gate-zero-signed",
+            "gate-root-missing",
+            "norm-eps",
+            "engram-gate-in-bf16",
+        ),
         source="hand-made",
     )
     yield Case(
@@ -203,7 +223,19 @@ def cases() -> Iterator[Case]:
         "Fails when nothing is written, the value is read before the keys, streams share a key, or images are written.",
         "numerics.md 8",
         partial(_write, False),
-        flags=("engram-rows-zero", "value-before-keys", "keys-shared", "image-written", "engram-norm-over-streams"),
+        flags=(
+            "engram-rows-zero",
+            "value-before-keys",
+            "keys-shared",
+            "image-written",
+            "engram-norm-over-streams",
+            "engram-gate-form",
+            "engram-gate-norm",
+            "engram-gate-weights",
+            "engram-write",
+            "scale-layout",
+            "bf16-truncated",
+        ),
         source="hand-made",
     )
 

@@ -33,7 +33,11 @@ SILU_OF_10 = 10 / (1 + np.exp(-10.0))
 def copying_expert(kind: str, exponent: int) -> dict[str, Tensor]:
     """FP4 ("routed") or FP8 ("shared") matrices that copy; `w2` carries a factor 2^exponent in its scales."""
     eye = np.eye(WIDTH)
-    matrices = {"w1": (eye, 0), "w3": (np.roll(eye, HALF, axis=1), 0), "w2": (eye * (np.arange(WIDTH) < HALF), exponent)}
+    matrices = {
+        "w1": (eye, 0),
+        "w3": (np.roll(eye, HALF, axis=1), 0),
+        "w2": (eye * (np.arange(WIDTH) < HALF), exponent),
+    }
     tensors: dict[str, Tensor] = {}
     for name, (values, power) in matrices.items():
         if kind == "routed":
@@ -113,7 +117,13 @@ SINGLES = (
     Single(
         "routing-weight-before-quantiser/uneven-weights",
         "Fails when the routing weight multiplies the result: the second quantiser's codes are then others.",
-        ("routing-weight-late", "routing-weight-ignored", "routing-weight-in-bf16", "expert-rounded-early", "bf16-truncated"),
+        (
+            "routing-weight-late",
+            "routing-weight-ignored",
+            "routing-weight-in-bf16",
+            "expert-rounded-early",
+            "bf16-truncated",
+        ),
         "routed",
         small_values,
         (0.7, 1.3, 0.0390625, 0.9999, 0.123456789, 1.5),
@@ -150,7 +160,13 @@ SUMS = (
     Sum(
         "large-and-small-parts",
         "Fails when the running sum over experts is kept in bf16, or is rounded before the shared expert is added.",
-        ("bf16-accumulator", "experts-rounded-early", "bf16-truncated", "shared-expert-missing", "shared-expert-scaled"),
+        (
+            "bf16-accumulator",
+            "experts-rounded-early",
+            "bf16-truncated",
+            "shared-expert-missing",
+            "shared-expert-scaled",
+        ),
         # 256 + 1 + 5 for an up value of 8: bf16 holds even numbers there, so 257 is lost and 262 is not.
         (5, -3, 5, -3, 4, -2, 5, -3),
         -4,

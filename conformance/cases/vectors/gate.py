@@ -146,7 +146,7 @@ VECTORS = (
     ),
     Vector(
         "equal-rows",
-        "Fails when one expert is chosen twice, or equal scores lead to a lower one: any of the equal ones may be kept.",
+        "Fails when one expert is chosen twice, or equal scores lead to a lower one: any equal one may be kept.",
         ("gate-tie",),
         np.stack([_few({2: 3.0}, EXPERTS, 1.0), np.zeros(EXPERTS), _few({1: -5.0, 4: -5.0}, EXPERTS, 0.25)]),
     ),

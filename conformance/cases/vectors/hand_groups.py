@@ -105,17 +105,33 @@ HAND_GROUPS = (
         "Fails when 1e-4 is the floor of amax/448 and not of amax.",
         ("amax-floor",),
     ),
-    HandGroup("fp4-e8m0-ties/seven-midpoints", FP4_E8M0, MIDPOINTS, MIDPOINT_CODES, 127, TIES, ("fp4-tie-away-from-zero",)),
-    HandGroup("fp4-e4m3-ties/seven-midpoints", FP4_E4M3, MIDPOINTS, MIDPOINT_CODES, 0x38, TIES, ("fp4-tie-away-from-zero",)),
+    HandGroup(
+        "fp4-e8m0-ties/seven-midpoints", FP4_E8M0, MIDPOINTS, MIDPOINT_CODES, 127, TIES, ("fp4-tie-away-from-zero",)
+    ),
+    HandGroup(
+        "fp4-e4m3-ties/seven-midpoints", FP4_E4M3, MIDPOINTS, MIDPOINT_CODES, 0x38, TIES, ("fp4-tie-away-from-zero",)
+    ),
     HandGroup("fp4-e8m0-nibbles/all-codes", FP4_E8M0, GRID, GRID_CODES, 127, NIBBLES, ("nibble-order", "fp4-sign")),
     HandGroup("fp4-e4m3-nibbles/all-codes", FP4_E4M3, GRID, GRID_CODES, 0x38, NIBBLES, ("nibble-order", "fp4-sign")),
     HandGroup(
-        "fp4-e8m0-negative-zero/sign-kept", FP4_E8M0, NEGATIVE_ZEROS, (7, 8, 8, 8), 127, SIGN_OF_ZERO,
-        ("negative-zero-code",), "core",
+        "fp4-e8m0-negative-zero/sign-kept",
+        FP4_E8M0,
+        NEGATIVE_ZEROS,
+        (7, 8, 8, 8),
+        127,
+        SIGN_OF_ZERO,
+        ("negative-zero-code",),
+        "core",
     ),
     HandGroup(
-        "fp4-e4m3-negative-zero/sign-kept", FP4_E4M3, NEGATIVE_ZEROS, (7, 8, 8, 8), 0x38, SIGN_OF_ZERO,
-        ("negative-zero-code",), "core",
+        "fp4-e4m3-negative-zero/sign-kept",
+        FP4_E4M3,
+        NEGATIVE_ZEROS,
+        (7, 8, 8, 8),
+        0x38,
+        SIGN_OF_ZERO,
+        ("negative-zero-code",),
+        "core",
     ),
     HandGroup(
         "fp4-e4m3-true-division/tie-under-scale-15-over-512",
@@ -136,7 +152,7 @@ HAND_GROUPS = (
         # 6*2^-9 / 6 = 2^-9, the smallest subnormal.
         1,
         "Fails when a group of zeros gives a scale of zero.",
-        ("amax-floor",),
+        ("amax-floor", "fp4-formats-swapped"),
     ),
     HandGroup(
         "fp4-e4m3-floor/maximum-below-the-floor",
@@ -165,7 +181,7 @@ HAND_GROUPS = (
         (),
         1,
         "Fails when a group of zeros gives another scale than 2^-126.",
-        ("amax-floor",),
+        ("amax-floor", "fp4-formats-swapped"),
     ),
     HandGroup(
         "fp4-e4m3-scale/largest",

@@ -36,7 +36,7 @@ def _ones() -> Floats:
 
 def _projection() -> Floats:
     """fp32 weights of full significand, with logits of about one."""
-    return normal("hc vectors fn", MODEL.coefficient_rows, STREAMS * WIDTH) / np.sqrt(STREAMS * WIDTH)
+    return np.asarray(normal("hc vectors fn", MODEL.coefficient_rows, STREAMS * WIDTH) / np.sqrt(STREAMS * WIDTH))
 
 
 def _no_projection() -> Floats:
@@ -67,7 +67,7 @@ class Coefficients:
 def _uneven_streams() -> Floats:
     """Streams whose norms are 1, 1/8, 64 and 8."""
     h = integers(41, (2, 5, STREAMS, WIDTH), 255) / 128
-    return h * np.array([1.0, 0.125, 64.0, 8.0])[:, None]
+    return np.asarray(h * np.array([1.0, 0.125, 64.0, 8.0])[:, None])
 
 
 def _zero_streams() -> Floats:
@@ -89,7 +89,16 @@ PERMUTATION = ((-20, 20, -20, -20), (-20, -20, 20, -20), (-20, -20, -20, 20), (2
 TRIANGLE = ((0, 0, 0, 0), (-30, 0, 0, 0), (-30, -30, 0, 0), (-30, -30, -30, 0))
 """Its support holds one permutation only: Sinkhorn comes nearer by 1/n a round, and entries of eps size decide."""
 ONE_COLUMN = ((30, -30, -28, -26), (30, -27, -30, -30), (30, -30, -30, -25), (30, -29, -30, -30))
+EPS_COLUMN = (
+    (-15.0, 0.0, -16.5, -2.75),
+    (-15, -1.75, -14.75, -14.25),
+    (-15.5, -1.75, -16.25, -13.5),
+    (-16, -16, 2.75, -16),
+)
+"""The first column's entries come from eps alone, so that the eps in its sum is a quarter of it."""
 NEAR_PERMUTATION = ((9, 0, -3, 2), (8, 6, 0, -1), (0, 7, 9, -4), (5, 0, 8, 7))
+
+TOKEN_COUNTS: tuple[tuple[int, Level], ...] = ((1, "core"), (16, "core"), (512, "full"), (4096, "full"))
 
 COEFFICIENTS = (
     Coefficients(
@@ -134,6 +143,12 @@ COEFFICIENTS = (
         comb=TRIANGLE,
     ),
     Coefficients(
+        "column-of-eps",
+        "Fails when the eps in the division by column sums is missing or another number.",
+        ("sinkhorn-eps",),
+        comb=EPS_COLUMN,
+    ),
+    Coefficients(
         "slow-sinkhorn-near-permutation",
         "Fails when a round is missing or there is one too many, or rows come last.",
         ("sinkhorn-rounds", "sinkhorn-order"),
@@ -141,7 +156,7 @@ COEFFICIENTS = (
     ),
     Coefficients(
         "streams-of-different-norm",
-        "Fails when the mean square is that of one stream, the projection is in bf16, or scales and parts are mixed up.",
+        "Fails when the mean square is that of one stream, the projection is in bf16, or parts are mixed up.",
         ("mix-rms", "mix-in-bf16", "pre-post-order", "mix-offsets"),
         pre=OFFSETS,
         post=OFFSETS[::-1],
@@ -177,7 +192,7 @@ COEFFICIENTS = (
             fn=_projection,
             level=level,
         )
-        for count, level in ((1, "core"), (16, "core"), (512, "full"), (4096, "full"))
+        for count, level in TOKEN_COUNTS
     ),
 )
 
@@ -249,7 +264,11 @@ def _coefficient_steps(vector: Coefficients) -> Iterator[Step]:
     def rules() -> list[Within]:
         given = {name: tensor.values() for name, tensor in tensors.items()}
         expected = coefficients(MODEL, Bounded.exact(h.values()), **given)
-        named = (("pre", expected.pre, PER_STREAM), ("post", expected.post, PER_STREAM), ("comb", expected.comb, COMB_AXES))
+        named = (
+            ("pre", expected.pre, PER_STREAM),
+            ("post", expected.post, PER_STREAM),
+            ("comb", expected.comb, COMB_AXES),
+        )
         return [Within(name, value, "F32", axes) for name, value, axes in named]
 
     yield Step(Call("hyper_connection_coefficients", {"config": CONFIG, "h": h, **tensors}), rules)

@@ -49,7 +49,11 @@ def cases() -> Iterator[Case]:
         "Fails when a query at 2k sees the group it is in, or one at 2k + 1 does not see the group it completes.",
         "numerics.md 6.3",
         _visibility,
-        flags=("visible-too-early", "visible-too-late"),
+        flags=(
+            "visible-too-early",
+            "visible-too-late",
+            "index-mask-value",
+        ),
         source="hand-made",
     )
     yield Case(
@@ -89,7 +93,12 @@ def cases() -> Iterator[Case]:
         "Fails when queries are not turned by their own position, stay unquantised, or have their heads transposed.",
         "numerics.md 6.3",
         _queries,
-        flags=("index-rotation", "index-not-quantised", "fp4-formats-swapped", "heads-transposed", "index-hadamard"),
+        flags=(
+            "index-rotation",
+            "index-not-quantised",
+            "heads-transposed",
+            "hadamard-kept",
+        ),
         source="hand-made",
     )
     yield Case(
@@ -99,7 +108,13 @@ def cases() -> Iterator[Case]:
         "Fails when the rounding after the norm or after the rotation is fused away before the FP4 codes.",
         "numerics.md 6.3",
         _keys,
-        flags=("key-roundings-fused", "row-turned-by-group-number", "fp4-formats-swapped", "hadamard-kept"),
+        flags=(
+            "key-roundings-fused",
+            "fp4-formats-swapped",
+            "index-key-norm",
+            "index-rotation",
+            "index-not-quantised",
+        ),
         source="hand-made",
     )
     yield Case(
@@ -138,7 +153,12 @@ SCORES = (
     ScoreVector(
         "relu-per-head",
         "Fails when ReLU is missing, or taken of the sum over heads instead of each head's product.",
-        ("relu-missing", "relu-after-sum", "relu-after-weight"),
+        (
+            "relu-missing",
+            "relu-after-sum",
+            "relu-after-weight",
+            "index-head-weights",
+        ),
         (
             Score((2.0, -1.0), (1.0, 1.0), 2.0),
             Score((-3.0, -1.0), (1.0, 1.0), 0.0),
@@ -171,7 +191,10 @@ SCORES = (
     ScoreVector(
         "heads-added-in-fp32",
         "Fails when the running sum over heads is kept in bf16, or the final sum is not rounded.",
-        ("heads-added-in-bf16",),
+        (
+            "heads-added-in-bf16",
+            "bf16-truncated",
+        ),
         (
             Score((256.0, 1.0, 1.0, 1.0), (1.0, 1.0, 1.0, 1.0), 260.0),
             Score((1.0, 1.0, 256.0, 1.0), (1.0, 1.0, 1.0, 1.0), 260.0),

@@ -42,4 +42,4 @@ def integers(seed: int, shape: tuple[int, ...], largest: int) -> Floats:
 
 def signs(seed: int, shape: tuple[int, ...]) -> Floats:
     """+1 and -1."""
-    return np.random.default_rng(seed).integers(0, 2, shape) * 2.0 - 1.0
+    return np.asarray(np.random.default_rng(seed).integers(0, 2, shape) * 2.0 - 1.0, dtype=np.float64)

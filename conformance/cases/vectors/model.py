@@ -66,7 +66,12 @@ def cases() -> Iterator[Case]:
         "Fails when only one stream begins with the embedding, an image is not placed, or another position is read.",
         "numerics.md 5 and 9",
         _one_layer,
-        flags=("first-mix-not-one-hot", "streams-averaged", "embedding-scaled"),
+        flags=(
+            "first-mix-not-one-hot",
+            "streams-averaged",
+            "image-not-placed",
+            "logits-position",
+        ),
         source="hand-made",
     )
     yield from block.cases()

@@ -44,7 +44,7 @@ def _shifted() -> Floats:
 
 def _mixed_sizes() -> Floats:
     """One row in sixteen orders of magnitude of another: each has a mean of its own."""
-    return _rows(1.0) * np.array([[1.0], [2.0**-26], [2.0**26], [1.0]])
+    return np.asarray(_rows(1.0) * np.array([[1.0], [2.0**-26], [2.0**26], [1.0]]))
 
 
 def _one_feature() -> Floats:

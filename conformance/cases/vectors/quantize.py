@@ -53,7 +53,7 @@ def _every_maximum(quantizer: Quantizer) -> list[Floats]:
 
 
 def _boundaries(quantizer: Quantizer, first: int, last: int) -> Callable[[], list[Floats]]:
-    exact = quantizer.code.largest * 2.0 ** np.arange(first, last + 1)
+    exact = quantizer.code.largest * np.exp2(np.arange(first, last + 1, dtype=np.float64))
     return lambda: [sweeps.every_maximum(quantizer, sweeps.around(exact))]
 
 

@@ -55,7 +55,9 @@ def cases() -> Iterator[Case]:
                 why,
                 "numerics.md 1",
                 partial(steps, scales[name]),
-                (*flags, "nibble-order", "fp4-sign", "fp4-subnormal-decoded") if (name, variant) == ("fp4", "normal-range") else flags,
+                (*flags, "nibble-order", "fp4-sign", "fp4-subnormal-decoded")
+                if (name, variant) == ("fp4", "normal-range")
+                else flags,
                 "exhaustive sweep",
             )
     yield Case(
@@ -73,7 +75,9 @@ def cases() -> Iterator[Case]:
 def _fp8(scale_bytes: Sequence[int]) -> Iterator[Step]:
     """Tiles in a row of matrices [32, 32 * tiles]: each holds all 256 codes, in another order than its neighbour."""
     codes = np.arange(TILE * TILE)
-    tiles = [((codes * 5 + 37 * number) % 256).astype(np.uint8).reshape(TILE, TILE) for number in range(len(scale_bytes))]
+    tiles = [
+        ((codes * 5 + 37 * number) % 256).astype(np.uint8).reshape(TILE, TILE) for number in range(len(scale_bytes))
+    ]
     yield _step("dequantize_fp8_weight", Tensor("F8_E4M3", np.concatenate(tiles, axis=1)), np.array([scale_bytes]))
 
 

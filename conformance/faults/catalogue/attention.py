@@ -347,7 +347,8 @@ FAULTS: tuple[Fault, ...] = (
             SELECT,
             'taps["selected"] = runtime.selected = cat_padded(selected, -1)',
             'taps["selected"] = cat_padded(selected, -1)\n'
-            "    before, self.selected_before = getattr(self, 'selected_before', taps['selected']), taps['selected'][:, -1:]\n"
+            "    before = getattr(self, 'selected_before', taps['selected'])\n"
+            "    self.selected_before = taps['selected'][:, -1:]\n"
             "    runtime.selected = before if x.shape[1] == 1 else taps['selected']",
         ),
     ),

@@ -130,8 +130,13 @@ FAULTS: tuple[Fault, ...] = (
         C,
         "carry-outlives-request",
         "carry-survives-request",
-        "A new request begins with the carry of the one before.",
-        Edit(LINE, "fresh = (start_pos == 0)[:, None, None]", "fresh = (start_pos < 0)[:, None, None]"),
+        "Tokens are counted on from the request before.",
+        Edit(
+            LINE,
+            "waiting = start_pos % self.ratio",
+            "seen = getattr(self, 'seen', 0)\n    self.seen = seen + length\n"
+            "    waiting = torch.full_like(start_pos, seen % self.ratio)",
+        ),
     ),
     Fault(
         C,
@@ -183,7 +188,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     Fault(
-        C,
+        "attention",
         "rows-by-pool-index",
         "row-turned-by-group-number",
         "A row turns by its own index instead of its first token's.",
@@ -194,7 +199,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     Fault(
-        C,
+        "attention",
         "rows-by-last-token",
         "row-turned-by-last-token",
         "A row turns by the position of its group's last token.",
@@ -205,15 +210,14 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     Fault(
-        C,
-        "rows-one-late",
+        "attention",
+        "rows-one-early",
         "compressed-row-index",
-        "Rows of a later call are written one row late.",
+        "Rows of a later call overwrite the row before their own.",
         Edit(
             "attention.Attention._compress",
             "self.compressed[request, row[request, index]] =",
-            "self.compressed[request, (row[request, index] + (start_pos[request] > 0)).clamp("
-            "max=self.compressed.shape[1] - 1)] =",
+            "self.compressed[request, (row[request, index] - (start_pos[request] > 0).long()).clamp(min=0)] =",
         ),
     ),
     Fault(

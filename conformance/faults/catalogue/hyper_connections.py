@@ -76,13 +76,6 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         H,
-        "sinkhorn-eps-missing-in-rows",
-        "sinkhorn-eps",
-        "Row sums divide without eps.",
-        Edit(SINKHORN, "c / (c.sum(dim=-1, keepdim=True) + eps)", "c / c.sum(dim=-1, keepdim=True)"),
-    ),
-    Fault(
-        H,
         "softmax-without-maximum",
         "sinkhorn-overflow",
         "Large logits overflow for want of a maximum.",
@@ -241,6 +234,17 @@ FAULTS: tuple[Fault, ...] = (
             COEFFICIENTS,
             "flat = h.flatten(-2).to(compute)",
             "flat = h.flatten(-2).to(compute)\n    flat = torch.cat((flat[:, :512], 0.0 * flat[:, 512:]), dim=1)",
+        ),
+    ),
+    Fault(
+        H,
+        "sinkhorn-eps-missing-in-columns",
+        "sinkhorn-eps",
+        "Column sums divide without eps, and become exactly one.",
+        Edit(
+            SINKHORN,
+            "+ eps)\n        c = c / (c.sum(dim=-2, keepdim=True) + eps)",
+            "+ eps)\n        c = c / c.sum(dim=-2, keepdim=True)",
         ),
     ),
 )

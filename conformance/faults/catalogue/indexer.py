@@ -18,7 +18,7 @@ FACTOR = "config.index_head_dim**-0.5 * config.index_n_heads**-0.5"
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
-        I,
+        "attention",
         "keys-from-cached-rows",
         "index-keys-from-rotated",
         "Keys are made of the rows as cached, already turned.",
@@ -29,14 +29,14 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     Fault(
-        I,
+        "attention",
         "keys-by-pool-index",
         "row-turned-by-group-number",
         "A key turns by its own index instead of its first token's.",
         Edit("attention.Attention._compress", "self.weights, latent, row * ratio", "self.weights, latent, row"),
     ),
     Fault(
-        I,
+        "attention",
         "keys-by-last-token",
         "row-turned-by-last-token",
         "A key turns by the position of its group's last token.",

@@ -109,24 +109,10 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         S,
-        "probabilities-not-rounded",
-        "probabilities-not-rounded",
-        "Probabilities enter the value product in fp32.",
-        Edit(ATTEND, "to_bf16(probabilities).to(compute)", "probabilities"),
-    ),
-    Fault(
-        S,
         "probabilities-truncated",
         "bf16-truncated",
         "Probabilities are cut to bf16 instead of rounded.",
         Edit(ATTEND, "to_bf16(probabilities)", "arithmetic.truncate(probabilities)"),
-    ),
-    Fault(
-        S,
-        "denominator-of-rounded",
-        "denominator-of-rounded",
-        "The denominator sums the rounded probabilities.",
-        Edit(ATTEND, "probabilities.sum(dim=-1)", "arithmetic.as_bf16(probabilities).sum(dim=-1)"),
     ),
     Fault(
         S,

@@ -1,0 +1,18 @@
+"""Honest variants of the reference: right, but different where the specification leaves freedom."""
+
+from conformance.faults.honest.conversations import CONVERSATIONS
+from conformance.faults.honest.orders import ORDERS
+from conformance.faults.honest.storage import STORAGE
+from conformance.faults.honest.variant import HonestVariant
+
+HONEST_VARIANTS: tuple[HonestVariant, ...] = (*ORDERS, *STORAGE, *CONVERSATIONS)
+"""All variants, by what they do differently: arithmetic, storage and lists, and how requests are put together."""
+
+NOISE_VARIANTS: tuple[HonestVariant, ...] = tuple(
+    variant
+    for variant in HONEST_VARIANTS
+    if variant.name in ("float32", "float64", "ties-earliest", "list-blocks-of-16", "final-maximum")
+)
+"""Those from which noise floors are measured: few, because every `propagated` case runs them all."""
+
+__all__ = ["HONEST_VARIANTS", "NOISE_VARIANTS", "HonestVariant"]

@@ -1,0 +1,142 @@
+"""`conformance faults --honest` and `--headroom`: false alarms, and how loose the bounds are."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from conformance.cases import catalogue
+from conformance.cases.case import LEVELS, Case
+from conformance.errors import ConformanceError
+from conformance.faults.honest import HONEST_VARIANTS
+from conformance.faults.honest_run import FalseAlarm, Reach, run
+from conformance.faults.matrix import LEVEL
+from conformance.fixtures import Fixtures
+from conformance.interface import COMPONENTS
+from conformance.report.terminal import make_console
+from conformance.selection import parse_expression
+
+WITH_FLOORS = ("block", "stack", "model")
+"""Components judged by measured floors: synthetic sets have none, and measuring them takes longer than the check."""
+
+
+@dataclass(frozen=True)
+class HonestOptions:
+    """What `conformance faults --honest` was asked to do."""
+
+    components: tuple[str, ...] = ()
+    variant: str | None = None
+    expression: str | None = None
+    headroom: bool = False
+    seeds: int = 0
+    fixtures: Path | None = None
+    json: Path | None = None
+    jobs: int = 2
+
+
+def honest(options: HonestOptions) -> int:
+    """Run the variants; exit code 0 if none is rejected.
+
+    Raises:
+        ConformanceError: an argument selects nothing.
+    """
+    variants = [v for v in HONEST_VARIANTS if options.variant in (None, v.name)]
+    if options.expression is not None:
+        matches = parse_expression(options.expression, {variant.name for variant in variants})
+        variants = [variant for variant in variants if matches(variant.name)]
+    if not variants:
+        raise ConformanceError("no honest variant is selected by these arguments")
+    start = time.perf_counter()
+    alarms: list[FalseAlarm] = []
+    reached: list[Reach] = []
+    with ExitStack() as stack:
+        cases: list[tuple[Path | None, Case]] = [
+            (options.fixtures, case) for case in _cases(options.fixtures, options.components)
+        ]
+        if options.seeds:
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            cases += _synthetic(directory, options)
+        for done, parts, (more_alarms, more_reached) in run(variants, cases, options.jobs):
+            alarms += more_alarms
+            reached += more_reached
+            print(f"{done} of {parts} parts, {len(alarms)} false alarms", file=sys.stderr)
+    console = make_console()
+    if options.headroom:
+        print_headroom(console, reached)
+    for alarm in alarms:
+        console.print(f"{alarm.variant}: {alarm.case}: {alarm.what}", soft_wrap=True)
+    console.print(
+        f"{len(variants)} honest variants, {len(cases)} cases: {len(alarms)} false alarms; "
+        f"{time.perf_counter() - start:.0f} s"
+    )
+    if options.json is not None:
+        found = {"alarms": [asdict(alarm) for alarm in alarms], "reached": [asdict(reach) for reach in reached]}
+        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return 1 if alarms else 0
+
+
+def _cases(fixtures: Path | None, components: Sequence[str]) -> list[Case]:
+    levels = LEVELS[: LEVELS.index(LEVEL) + 1]
+    return [
+        case
+        for case in catalogue.catalogue(Fixtures.open(fixtures))
+        if case.level in levels and (not components or case.component in components)
+    ]
+
+
+def _synthetic(directory: Path, options: HonestOptions) -> list[tuple[Path | None, Case]]:
+    """Cases of small synthetic sets: the shipped configuration with other weights and prompts."""
+    from conformance.faults.synthetic import Run, make_golden_sets
+
+    shipped = Fixtures.open(options.fixtures)
+    name = next(name for name in shipped.sets if shipped.kind(name) == "model")
+    mapping = shipped.model(name).config
+    cases: list[tuple[Path | None, Case]] = []
+    for seed in range(1, options.seeds + 1):
+        runs = [
+            Run("prompt", 19),
+            Run("steps", 13, steps=5),
+            Run("batch", 6, steps=3, batch=2),
+            Run("image", 12, image=(3, 6)),
+        ]
+        place = make_golden_sets(directory / str(seed), "synthetic", mapping, runs, seed=1000 * seed)
+        cases += [
+            (place, case)
+            for case in _cases(place, options.components)
+            if case.component not in WITH_FLOORS and case.source.startswith("synthetic")
+        ]
+    return cases
+
+
+def print_headroom(console: Console, reached: Sequence[Reach]) -> None:
+    """Error over bound of every tap over all variants that changed it: the median and the worst of its cases."""
+    table = Table(box=None, pad_edge=False)
+    for column in ("component", "tap", "mode", "cases", "variants", "median", "worst", "worst case", "variant"):
+        table.add_column(column, justify="right" if column in ("cases", "variants", "median", "worst") else "left")
+    for component in COMPONENTS:
+        own = [reach for reach in reached if reach.case.startswith(component + "/")]
+        for tap, mode in dict.fromkeys((reach.tap, reach.mode) for reach in own):
+            rows = [reach for reach in own if (reach.tap, reach.mode) == (tap, mode)]
+            worst = max(rows, key=lambda reach: reach.ratio)
+            table.add_row(
+                component,
+                tap,
+                mode,
+                str(len({reach.case for reach in rows})),
+                str(len({reach.variant for reach in rows})),
+                f"{statistics.median(reach.ratio for reach in rows):.3g}",
+                f"{worst.ratio:.3g}",
+                worst.case.removeprefix(component + "/"),
+                worst.variant,
+            )
+    console.print(table)
