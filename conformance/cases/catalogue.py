@@ -104,7 +104,10 @@ VECTORS = (
 
 
 def catalogue(fixtures: Fixtures) -> Sequence[Case]:
-    """All cases in the order in which they are run and shown: by component, then by id."""
+    """All cases in the order in which they are run and shown: by component, lattices first, then by id.
+
+    A lattice allows no error at all: where one fails, no bound of a later case needs to be looked at.
+    """
     result: list[Case] = []
     models = [name for name in fixtures.sets if fixtures.kind(name) == "model"]
     for name in fixtures.sets:
@@ -117,7 +120,7 @@ def catalogue(fixtures: Fixtures) -> Sequence[Case]:
             result += released.cases(fixtures.recipe(name), recipe_floors(fixtures, name))
     for component in VECTORS:
         result += component.cases()
-    return sorted(result, key=lambda case: (COMPONENTS.index(case.component), case.id))
+    return sorted(result, key=lambda case: (COMPONENTS.index(case.component), "/lattice-" not in case.id, case.id))
 
 
 def cases_of(golden: GoldenModel, floors: Floors) -> list[Case]:

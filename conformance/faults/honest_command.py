@@ -122,7 +122,8 @@ def print_headroom(console: Console, reached: Sequence[Reach]) -> None:
     """Error over bound of every tap over all variants that changed it: the median and the worst of its cases."""
     table = Table(box=None, pad_edge=False)
     for column in ("component", "tap", "mode", "cases", "variants", "median", "worst", "worst case", "variant"):
-        table.add_column(column, justify="right" if column in ("cases", "variants", "median", "worst") else "left")
+        numeric = column in ("cases", "variants", "median", "worst")
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold", no_wrap=numeric)
     for component in COMPONENTS:
         own = [reach for reach in reached if reach.case.startswith(component + "/")]
         for tap, mode in dict.fromkeys((reach.tap, reach.mode) for reach in own):

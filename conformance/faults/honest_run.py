@@ -75,7 +75,7 @@ def _work(part: Part) -> Found:
                 reached += [
                     Reach(variant.name, ready.case.id, tap.tap, tap.mode, tap.ratio)
                     for tap in result.taps
-                    if tap.mode not in ("exact", "choice")
+                    if tap.mode != "exact"
                 ]
     return alarms, reached
 

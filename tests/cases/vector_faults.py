@@ -243,7 +243,7 @@ CAUGHT: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
     (
-        "indexer/select/fewer-visible-than-top-k",
+        "indexer/select/short-rows-padded",
         (
             "indexer/padding-with-zero",
             "indexer/padding-not-marked",

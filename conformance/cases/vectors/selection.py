@@ -147,7 +147,7 @@ VECTORS = (
         [7, 7, 7],
     ),
     Vector(
-        "fewer-visible-than-top-k",
+        "short-rows-padded",
         "Fails when unused places hold 0, a position that is not visible, or stand before valid ones.",
         ("padding-not-minus-one", "invisible-selected", "not-sorted"),
         [

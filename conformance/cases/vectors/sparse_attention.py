@@ -1,7 +1,7 @@
 """Hand-made vectors of `sparse_attention`: lists, the sink, and the running maximum (numerics.md 6, item 5).
 
-Where every listed row has the same score its probability is exactly one, whatever the maximum is taken over, and the
-result is a quotient of small whole numbers: those vectors leave an honest implementation nothing but the division.
+Where every listed row has the same score its probability is exactly one, unless the maximum takes a larger sink in, and
+the result is a quotient of small whole numbers: that leaves an honest implementation nothing but the division.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from conformance.cases.case import Call, Case, Place, Step
 from conformance.cases.traces import exact
 from conformance.cases.vectors import weights as made
 from conformance.judge.bounded import Bounded, Floats
-from conformance.judge.components.sparse_attention import attend, counts_of
+from conformance.judge.components.sparse_attention import PROBABILITY_ROUNDOFF, attend, counts_of
 from conformance.judge.expectations import Expectation, Within
 from conformance.tensors import Tensor
 
@@ -100,7 +100,10 @@ def mean_of_listed(q: Floats, rows: Floats, counts: Floats, sink: Floats, scale:
     listed = np.broadcast_to((counts > 0)[:, :, None], scores.shape)
     top = np.where(listed, scores, -np.inf).max(-1)
     assert (np.where(listed, scores, top[..., None]) == top[..., None]).all(), "scores differ"
-    total = Bounded.exact((counts @ rows)[:, :, None] * np.ones_like(q))
+    sums = (counts @ rows)[:, :, None] * np.ones_like(q)
+    # Relative to a maximum that takes the sink in, probabilities below it are rounded.
+    rounded = np.where(sink > top, PROBABILITY_ROUNDOFF, 0.0)[..., None]
+    total = Bounded(sums, np.abs(sums) * rounded)
     # Without any listed row the quotient is zero over whatever the sink weighs.
     sink_weight = Bounded.exact(np.where(np.isneginf(top), 0.0, sink - top)).exp()
     denominator = Bounded.exact(counts.sum(-1)[..., None] * np.ones_like(top)) + sink_weight
