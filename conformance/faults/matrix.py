@@ -51,11 +51,13 @@ class Weakness:
     case: str
     tried: tuple[str, ...]
     missed: tuple[str, ...]
+    kills: str = ""
+    """A fault that it rejects, looked for where it notices no classic."""
 
     @property
     def powerless(self) -> bool:
         """Nothing at all was noticed."""
-        return set(self.missed) == set(self.tried)
+        return set(self.missed) == set(self.tried) and not self.kills
 
 
 @dataclass(frozen=True)
@@ -175,8 +177,21 @@ class Workbench:
 
     def weakness(self, case_id: str) -> Weakness:
         """Put the classics to a case."""
-        found = power(self.prepared(case_id))
-        return Weakness(case_id, found.tried, found.missed)
+        prepared = self.prepared(case_id)
+        found = power(prepared)
+        kills = "" if set(found.tried) - set(found.missed) else self._some_fault(prepared)
+        return Weakness(case_id, found.tried, found.missed, kills)
+
+    def _some_fault(self, prepared: PreparedCase) -> str:
+        """A fault that the case rejects, its own flags' first; empty if there is none in its component."""
+        case = prepared.case
+        own = [fault for fault in FAULTS if fault.flag in case.flags or fault.component == case.component]
+        for fault in sorted(own, key=lambda fault: fault.flag not in case.flags):
+            with fault.applied():
+                answers = prepared.ask(self.session)
+            if not same(answers, prepared.answers) and prepared.judge(answers).status in ("FAIL", "CRASH"):
+                return fault.id
+        return ""
 
 
 _bench: Workbench | None = None

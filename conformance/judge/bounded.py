@@ -35,6 +35,15 @@ EXP2_ROUNDINGS = 1.25
 itself, which as an fp32 number is 0.23 units off."""
 
 
+SMALLEST_NORMAL = 2.0**-126
+
+
+def flushed(value: Floats) -> Floats:
+    """Error of a positive fp32 result that may be flushed to zero: the whole of it, below the normal numbers."""
+    result: Floats = np.where((value > 0) & (value < 2 * SMALLEST_NORMAL), SMALLEST_NORMAL, 0.0)
+    return result
+
+
 CONFIDENCE = 4.0
 """Independent errors inside their bounds add up to at most this many times the root of their squares' sum: for errors
 uniform in their bounds that is about seven standard deviations, for errors always at their bounds four."""
@@ -127,7 +136,7 @@ class Bounded:
         """One fp32 product: |ab - a'b'| <= |a| eb + |b| ea + ea eb, and the product rounds once."""
         other = _bounded(other)
         value = self.value * other.value
-        error = np.abs(self.value) * other.error + np.abs(other.value) * self.error + self.error * other.error
+        error = np.abs(self.value) * other.error + self.error * other.magnitude
         return Bounded(value, error + UNIT_ROUNDOFF * (np.abs(value) + error))
 
     def __truediv__(self, other: Bounded | float) -> Bounded:
@@ -163,10 +172,13 @@ class Bounded:
         return Bounded(value, spread + roundoff * (np.abs(value) + spread))
 
     def exp(self) -> Bounded:
-        """The exponential, also as exp2(a log2 e)."""
+        """The exponential, also as exp2(a log2 e), and flushed to zero where it is below the normal numbers."""
         result = self.monotone(np.exp)
         return Bounded(
-            result.value, result.error + EXP2_ROUNDINGS * UNIT_ROUNDOFF * self.magnitude * (result.value + result.error)
+            result.value,
+            result.error
+            + EXP2_ROUNDINGS * UNIT_ROUNDOFF * self.magnitude * (result.value + result.error)
+            + flushed(result.value),
         )
 
     def sqrt(self) -> Bounded:

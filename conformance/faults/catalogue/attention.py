@@ -136,8 +136,13 @@ FAULTS: tuple[Fault, ...] = (
         A,
         "ring-outlives-request",
         "ring-survives-request",
-        "A new request begins with the ring of the one before.",
-        Edit(STEP, "(start_pos == 0)[:, None, None]", "(start_pos < 0)[:, None, None]"),
+        "A new request reads the slots that the one before had filled.",
+        Edit(
+            CONTEXT,
+            "window_list = window_indices(self.config, start, rows.shape[1])",
+            "self.longest = max(getattr(self, 'longest', 0), start)\n"
+            "        window_list = window_indices(self.config, self.longest if start else 0, rows.shape[1])",
+        ),
     ),
     Fault(
         A,

@@ -53,17 +53,6 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         E,
-        "primes-run-on",
-        "prime-search-not-restarted",
-        "The search goes on from one n-gram size to the next.",
-        Edit(
-            LAYOUT,
-            "prime = config.engram_vocab_size - 1",
-            "prime = int(primes[layer, ngram - 1, -1]) if ngram else config.engram_vocab_size - 1",
-        ),
-    ),
-    Fault(
-        E,
         "offsets-missing",
         "engram-offsets",
         "All columns begin at row 0.",
@@ -394,5 +383,12 @@ FAULTS: tuple[Fault, ...] = (
         "barrier-forgotten",
         "An image token of the call before is forgotten.",
         Edit("engram.LookBack.extend", "barrier[:, length:]", "torch.zeros_like(barrier[:, length:])"),
+    ),
+    Fault(
+        E,
+        "primes-from-vocabulary",
+        "prime-search-not-restarted",
+        "The search begins above the table size.",
+        Edit(LAYOUT, "config.engram_vocab_size - 1", "config.engram_vocab_size"),
     ),
 )

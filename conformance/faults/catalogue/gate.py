@@ -192,4 +192,16 @@ FAULTS: tuple[Fault, ...] = (
         "log1p(exp(x)) overflows above 88.",
         Edit(GATE, SCORES, f"torch.log1p(torch.exp({LOGITS})).sqrt()"),
     ),
+    Fault(
+        G,
+        "equal-scores-one-expert",
+        "gate-tie",
+        "Of two experts with equal scores the first is taken twice.",
+        Edit(
+            GATE,
+            "indices = (scores + bias).topk(config.n_activated_experts, dim=-1).indices",
+            "values, indices = (scores + bias).topk(config.n_activated_experts, dim=-1)\n"
+            "    indices = torch.where(arithmetic.duplicates(values), indices.roll(1, -1), indices)",
+        ),
+    ),
 )

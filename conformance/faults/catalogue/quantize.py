@@ -285,4 +285,22 @@ FAULTS: tuple[Fault, ...] = (
         "Midpoints between FP8 codes round up.",
         Edit("quantize._scale_fp8", "groups / scale.float()", "groups / scale.float() * (1.0 + 2.0**-20)"),
     ),
+    Fault(
+        Q,
+        "e8m0-by-logarithm",
+        "scale-by-log2",
+        "The exponent comes from a float logarithm, not from the bits.",
+        Edit(
+            "quantize.pow2ceil",
+            "exponent + (mantissa != 0).to(torch.int32)",
+            "torch.ceil(torch.log(bits.view(torch.float32)) * 1.442695041).to(torch.int32) + 127",
+        ),
+    ),
+    Fault(
+        Q,
+        "codes-not-packed",
+        "nibble-order",
+        "One FP4 code a byte is stored.",
+        Edit("quantize.pack_fp4", "return codes[..., 0::2] | (codes[..., 1::2] << 4)", "return codes"),
+    ),
 )

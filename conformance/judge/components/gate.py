@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from conformance.judge.bounded import ELEMENTARY_ROUNDOFF, Bounded, Floats
+from conformance.judge.bounded import ELEMENTARY_ROUNDOFF, Bounded, Floats, flushed
 from conformance.judge.components.linear import Parameters, product
 
 SOFTPLUS_THRESHOLD = 20.0
@@ -19,7 +19,8 @@ def softplus(z: Floats) -> Floats:
 def scores(weights: Parameters, x: Bounded, image_mask: npt.NDArray[np.bool_] | None) -> tuple[Bounded, Bounded]:
     """Scores of x [N,D] over the experts, and the same with the selection bias: [N,E] each."""
     logits = product(x, weights["weight"])
-    plain = logits.monotone(softplus, roundoff=2 * ELEMENTARY_ROUNDOFF).sqrt()
+    activated = logits.monotone(softplus, roundoff=2 * ELEMENTARY_ROUNDOFF)
+    plain = Bounded(activated.value, activated.error + flushed(activated.value)).sqrt()
     bias = np.broadcast_to(weights["bias"], plain.shape)
     if image_mask is not None:
         bias = np.where(image_mask[:, None], weights["bias_vl"], bias)

@@ -15,6 +15,7 @@ from conformance.judge.bounded import (
     Floats,
     accumulated,
     dot,
+    flushed,
 )
 
 SECOND_ORDER = 1.01
@@ -34,7 +35,7 @@ def sigmoid(x: Bounded) -> Bounded:
     result = x.monotone(lambda v: 1.0 / (1.0 + np.exp(-v)), roundoff=2 * ELEMENTARY_ROUNDOFF + UNIT_ROUNDOFF)
     # exp(-x) as exp2 is off by that much of itself; d sigmoid / d log exp(-x) = -sigmoid (1 - sigmoid).
     exponential = EXP2_ROUNDINGS * UNIT_ROUNDOFF * x.magnitude
-    return Bounded(result.value, result.error + exponential * result.value * (1 - result.value))
+    return Bounded(result.value, result.error + exponential * result.value * (1 - result.value) + flushed(result.value))
 
 
 def coefficients(config: ModelConfig, h: Bounded, fn: Floats, scale: Floats, base: Floats) -> Coefficients:

@@ -58,12 +58,15 @@ def attend(q: Bounded, kv: Bounded, counts: Floats, maybe: Bools | None, sink: F
     absolute = np.abs(rows.value) + rows.error
     numerator = weight @ rows.value
     rounding = error + (weight + error) * PROBABILITY_ROUNDOFF
+    # Equal probabilities round alike: their errors are one error, and only those of different ones are independent.
+    alike = _repeated(weight)
+    together, apart = np.where(alike, rounding, 0.0), np.where(alike, 0.0, rounding)
     numerator_error = (
         accumulated(
-            rounding @ absolute + weight @ rows.error,
-            rounding**2 @ absolute**2 + weight**2 @ rows.error**2,
+            apart @ absolute + weight @ rows.error,
+            apart**2 @ absolute**2 + weight**2 @ rows.error**2,
         )
-        + (optional + weight * sum_roundoff(count)) @ absolute
+        + (together + optional + weight * sum_roundoff(count)) @ absolute
     )
     value = numerator / denominator
     smallest = np.maximum(denominator - denominator_error, sink_weight * 0.5)
@@ -74,6 +77,19 @@ def attend(q: Bounded, kv: Bounded, counts: Floats, maybe: Bools | None, sink: F
         reach = np.where(possible[..., None], absolute[:, :, None], 0.0).max(-2) * (1 + 2 * PROBABILITY_ROUNDOFF)
         error = np.minimum(error, reach + np.abs(value))
     return Bounded(value, error).swapaxes(1, 2)
+
+
+def _repeated(weights: Floats) -> Bools:
+    """Which positive weights of a row [..., N] occur more than once, up to float64's own rounding."""
+    order = np.argsort(weights, -1)
+    ordered = np.take_along_axis(weights, order, -1)
+    near = (ordered[..., 1:] - ordered[..., :-1] <= 1e-12 * ordered[..., 1:]) & (ordered[..., :-1] > 0)
+    equal = np.zeros_like(weights, dtype=np.bool_)
+    equal[..., 1:] |= near
+    equal[..., :-1] |= near
+    result = np.zeros_like(equal)
+    np.put_along_axis(result, order, equal, -1)
+    return result
 
 
 def counts_of(indices: npt.NDArray[np.int64], rows: int) -> Floats:
