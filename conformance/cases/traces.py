@@ -206,7 +206,7 @@ class Joined:
     @property
     def source(self) -> str:
         """Set and number of scenarios, as reports name them."""
-        return f"{self.traces[0].model.name}/{'+'.join(trace.name for trace in self.traces)}"
+        return f"{self.traces[0].model.name}/{len(self.traces)} scenarios joined"
 
     def place(self, layer: int | None = None) -> Place:
         """Where a step over all tokens stands."""
