@@ -11,9 +11,8 @@ import pytest
 from conformance.interface import COMPONENTS, METHODS
 
 ROOT = Path(__file__).parents[1]
-ADAPTERS = {Path("conformance/adapters/reference.py"), Path("conformance/adapters/optimized.py")}
-"""The only modules of the suite that may know an implementation by name, besides the faults made from it."""
-FAULTS = Path("conformance/faults")
+KNOWING = {Path("conformance/adapters"), Path("conformance/faults")}
+"""The only packages of the suite that may know an implementation by name."""
 
 
 def modules(package: str) -> list[Path]:
@@ -59,7 +58,7 @@ def test_the_kernels_do_not_lean_on_the_reference(path: Path) -> None:
 
 @pytest.mark.parametrize("path", modules("conformance"), ids=str)
 def test_the_suite_knows_implementations_only_by_their_adapters(path: Path) -> None:
-    if path not in ADAPTERS and FAULTS not in path.parents:
+    if KNOWING.isdisjoint(path.parents):
         assert not imports_of(path, {"reference", "optimized"})
     assert not imports_of(path, {"tests"})
 

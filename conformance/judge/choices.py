@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from conformance.judge.bounded import Bounded, Floats
-from conformance.judge.expectations import Axes, Bools, Ints, Mode, Verdict, Within, first_index, formed
+from conformance.judge.expectations import Axes, Bools, Ints, Mode, OneTap, Verdict, Within, first_index, formed
 from conformance.tensors import Tensor
 
 
@@ -29,7 +29,7 @@ def dominated(kept: Bools, eligible: Any, low: Floats, high: Floats) -> tuple[An
 
 
 @dataclass(frozen=True)
-class Selection:
+class Selection(OneTap):
     """The selected compressed positions, int32 [B, T, k]: ascending, then -1.
 
     `low` and `high` [B, T, C] hold each score's interval, -inf outside the candidates; `visible` [B, T, C] is
@@ -47,16 +47,6 @@ class Selection:
     note: str = ""
 
     mode: Mode = "choice"
-
-    @property
-    def taps(self) -> tuple[str, ...]:
-        """The one tap judged."""
-        return (self.tap,)
-
-    @property
-    def golden(self) -> Mapping[str, Tensor]:
-        """The recorded selection, if one was given."""
-        return {} if self.recorded is None else {self.tap: self.recorded}
 
     def judge(self, results: Mapping[str, Tensor]) -> Verdict:
         """Form first, then the rule on scores."""
@@ -115,7 +105,7 @@ class Selection:
 
 
 @dataclass(frozen=True)
-class CandidateBlocks:
+class CandidateBlocks(OneTap):
     """The candidate mask, bool [B, T, C]: whole blocks, the newest visible one pinned, `topk_blocks` of them in all."""
 
     tap: str
@@ -128,16 +118,6 @@ class CandidateBlocks:
     note: str = ""
 
     mode: Mode = "choice"
-
-    @property
-    def taps(self) -> tuple[str, ...]:
-        """The one tap judged."""
-        return (self.tap,)
-
-    @property
-    def golden(self) -> Mapping[str, Tensor]:
-        """The recorded mask, if one was given."""
-        return {} if self.recorded is None else {self.tap: self.recorded}
 
     def judge(self, results: Mapping[str, Tensor]) -> Verdict:
         """Whole blocks, the right number of them, the pinned one, and the best of the rest."""
@@ -274,7 +254,7 @@ class GateChoice:
 
 
 @dataclass(frozen=True)
-class RowSets:
+class RowSets(OneTap):
     """Lists of rows, int32 [T, n]: as sets they must be the expected ones, once each, -1 anywhere (numerics.md 6)."""
 
     tap: str
@@ -282,16 +262,6 @@ class RowSets:
     width: int
 
     mode: Mode = "exact"
-
-    @property
-    def taps(self) -> tuple[str, ...]:
-        """The one tap judged."""
-        return (self.tap,)
-
-    @property
-    def golden(self) -> Mapping[str, Tensor]:
-        """The sets are computed, not recorded."""
-        return {}
 
     def judge(self, results: Mapping[str, Tensor]) -> Verdict:
         """Compare each query's list as a set; a repeated row is wrong, because it would count twice."""

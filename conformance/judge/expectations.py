@@ -112,16 +112,11 @@ def bits_of(tensor: Tensor, index: tuple[int, ...]) -> str:
     return "0x" + raw[::-1].hex()
 
 
-@dataclass(frozen=True)
-class Exact:
-    """Mode `exact`: every element equal; in floating point -0 equals +0, in codes it does not."""
+class OneTap:
+    """What rules on a single tap have in common; `recorded` is a golden value that must satisfy the rule itself."""
 
     tap: str
-    expected: Tensor
-    axes: Axes
-    note: str = ""
-
-    mode: Mode = "exact"
+    recorded: Tensor | None = None
 
     @property
     def taps(self) -> tuple[str, ...]:
@@ -130,8 +125,20 @@ class Exact:
 
     @property
     def golden(self) -> Mapping[str, Tensor]:
-        """The expected tensor is its own golden value."""
-        return {}
+        """The recorded value, if one was given."""
+        return {} if self.recorded is None else {self.tap: self.recorded}
+
+
+@dataclass(frozen=True)
+class Exact(OneTap):
+    """Mode `exact`: every element equal; in floating point -0 equals +0, in codes it does not."""
+
+    tap: str
+    expected: Tensor
+    axes: Axes
+    note: str = ""
+
+    mode: Mode = "exact"
 
     def judge(self, results: Mapping[str, Tensor]) -> Verdict:
         """Compare element by element; NaN equals NaN."""
@@ -167,7 +174,7 @@ class Exact:
 
 
 @dataclass(frozen=True)
-class Within:
+class Within(OneTap):
     """Modes `dot` and `composed`: each element inside the interval that `expected` allows, rounded to `dtype`.
 
     `expected` stands before the final rounding.  Rounding is monotone, so the values allowed are those from
@@ -184,16 +191,6 @@ class Within:
     terms: int = 0
     """Length of the sum behind each element, for the message of a `dot` that is beyond any rounding."""
     note: str = ""
-
-    @property
-    def taps(self) -> tuple[str, ...]:
-        """The one tap judged."""
-        return (self.tap,)
-
-    @property
-    def golden(self) -> Mapping[str, Tensor]:
-        """The recorded value, if one was given."""
-        return {} if self.recorded is None else {self.tap: self.recorded}
 
     def judge(self, results: Mapping[str, Tensor]) -> Verdict:
         """Error over bound for each element, NaN positions, and in mode `dot` the bias and spread over the tensor."""
@@ -297,7 +294,7 @@ def error_over_bound(got: Floats, value: Floats, low: Floats, high: Floats, boun
 
 
 @dataclass(frozen=True)
-class Ulp:
+class Ulp(OneTap):
     """Mode `ulp`: elementwise functions, at most `allowance` steps of the output format from the float64 value."""
 
     tap: str
@@ -309,16 +306,6 @@ class Ulp:
     note: str = ""
 
     mode: Mode = "ulp"
-
-    @property
-    def taps(self) -> tuple[str, ...]:
-        """The one tap judged."""
-        return (self.tap,)
-
-    @property
-    def golden(self) -> Mapping[str, Tensor]:
-        """The recorded value, if one was given."""
-        return {} if self.recorded is None else {self.tap: self.recorded}
 
     def judge(self, results: Mapping[str, Tensor]) -> Verdict:
         """Distance from the exact value in units of the format's spacing there."""

@@ -98,7 +98,9 @@ def print_report(
         done = f"after {len(records)} of {header.cases} cases"
         console.print(f"stopped {done}: {footer.stopped}", style="bold yellow", soft_wrap=True)
     style = {0: "bold green", 1: "bold red"}.get(footer.exit_code, "bold yellow")
-    console.print(verdict_sentence(records, header.cases, header.implementation["accumulator"]), style=style, soft_wrap=True)
+    console.print(
+        verdict_sentence(records, header.cases, header.implementation["accumulator"]), style=style, soft_wrap=True
+    )
     console.print(f"{footer.seconds:.1f} s, peak memory {footer.peak_memory_bytes / 2**20:,.0f} MiB")
 
 

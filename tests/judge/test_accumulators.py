@@ -6,7 +6,6 @@ import re
 
 import pytest
 import torch
-from reference import linear
 
 from conformance.adapters.in_process import InProcess
 from conformance.adapters.reference import Reference
@@ -15,6 +14,7 @@ from conformance.fixtures import Fixtures
 from conformance.interface import AccumulatorName, Description
 from conformance.judge.accumulators import ACCUMULATORS
 from conformance.runner import run_case
+from reference import linear
 
 PRECISION = {"fp8-tensor-core": 13, "fp16": 11}
 CASES = re.compile(r"linear/fp[48]-weight/")
