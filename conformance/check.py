@@ -68,6 +68,7 @@ def check(options: CheckOptions) -> int:
 
 def _check(options: CheckOptions) -> int:
     with ExitStack() as stack:
+        console = make_console()
         writer = None if options.json is None else stack.enter_context(ReportWriter(options.json))
         fixtures = Fixtures.open(options.fixtures)
         cases = select(catalogue.catalogue(fixtures), options.selection)
@@ -81,17 +82,17 @@ def _check(options: CheckOptions) -> int:
         header = _header(options, fixtures, description, reading, len(part), len(cases) - len(applicable))
         if writer is not None:
             writer.begin(header)
-        return _Run(options, header, writer).run(part, session)
+        return _Run(options, header, writer, console).run(part, session)
 
 
 class _Run:
     """The part of a check that leaves something behind, however it ends."""
 
-    def __init__(self, options: CheckOptions, header: Header, writer: ReportWriter | None) -> None:
+    def __init__(self, options: CheckOptions, header: Header, writer: ReportWriter | None, console: Console) -> None:
         self._options = options
         self._header = header
         self._writer = writer
-        self._console = make_console()
+        self._console = console
         self._results: list[CaseResult] = []
         self._records: list[CaseRecord] = []
         self._start = time.perf_counter()

@@ -199,6 +199,8 @@ def _roots(directory: Path) -> list[Path]:
 
 def _read_object(directory: Path, name: str, limit: int) -> dict[str, Any]:
     folder, _, file = name.rpartition("/")
+    if folder and (directory / folder).is_symlink():
+        raise FixtureError(f"{folder}: a link instead of a folder")
     path = _inside(directory / folder, file)
     try:
         with path.open("rb") as stream:

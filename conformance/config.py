@@ -9,6 +9,9 @@ from typing import Any
 
 from conformance.errors import FixtureError
 
+LARGEST_NUMBER = 1 << 40
+"""No size, count or base of a model comes near; larger numbers would only make a search endless."""
+
 QUANTISER_GROUP = 32
 """The larger of the two group sizes of numerics.md 2."""
 
@@ -80,12 +83,12 @@ class ModelConfig:
             kind = str(field.type)
             if kind.startswith("tuple"):
                 if not isinstance(value, list | tuple) or not all(isinstance(v, int) for v in value):
-                    raise FixtureError(f"{origin}: key {field.name!r} must be a list of integers, got {value!r}")
+                    raise FixtureError(
+                        f"{origin}: key {field.name!r} must be a list of integers, got {str(value)[:40]}"
+                    )
                 value = tuple(value)
-            elif (
-                isinstance(value, bool) or not isinstance(value, int | float) or (kind == "int" and value != int(value))
-            ):
-                raise FixtureError(f"{origin}: key {field.name!r} must be {kind}, got {value!r}")
+            elif not _is_number(value, kind):
+                raise FixtureError(f"{origin}: key {field.name!r} must be {kind}, got {str(value)[:40]}")
             else:
                 value = int(value) if kind == "int" else float(value)
             values[field.name] = value
@@ -166,3 +169,10 @@ class ModelConfig:
     def engram_columns(self) -> int:
         """Hash columns of one position: (max n-gram - 1) sizes times heads."""
         return (self.engram_max_ngram_size - 1) * self.engram_n_heads
+
+
+def _is_number(value: Any, kind: str) -> bool:
+    """A finite number of plausible size, whole where `kind` is int."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST_NUMBER:
+        return False
+    return kind != "int" or value == int(value)

@@ -14,3 +14,12 @@ class FixtureError(ConformanceError):
 
 class TargetError(ConformanceError):
     """The implementation under test could not be loaded or described."""
+
+
+def in_one_line(error: BaseException) -> str:
+    """Type and text of an exception, also of one whose text cannot be had."""
+    try:
+        text = " ".join(str(error).split())[:300]
+    except BaseException:
+        text = "an exception without a text"
+    return f"{type(error).__name__}: {text}".encode("utf-8", "backslashreplace").decode("utf-8")

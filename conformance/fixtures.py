@@ -25,6 +25,7 @@ LOCK, MANIFEST, CONFIG, RECIPE, WEIGHTS = (
     "recipe.json",
     "weights.safetensors",
 )
+LARGEST_JSON = 1 << 26
 NOISE_FLOOR = "noise_floor.json"
 """Derived from the recordings and re-makeable from them, so neither locked nor part of a set."""
 
@@ -309,7 +310,7 @@ class ModelSet:
                 raise FixtureError(f"{one_line(self.name)}/{CONFIG}: {key} is missing or not a count")
             layer_count += count
         self.weights = SafetensorsFile(directory / WEIGHTS, f"{self.name}/{WEIGHTS}", cached=True)
-        paths = [path for path in sorted(directory.glob("*.safetensors")) if path.name != WEIGHTS]
+        paths = [path for path in _tensor_files(directory) if path.name != WEIGHTS]
         if not paths:
             raise FixtureError(f"{one_line(self.name)}: no scenario beside {WEIGHTS}")
         self.scenarios: Mapping[str, Scenario] = {
@@ -342,8 +343,7 @@ class RecipeSet:
             raise FixtureError(f"{one_line(self.name)}/{RECIPE}: seed is missing or not a number")
         self.seed = seed
         self.parts: Mapping[str, SafetensorsFile] = {
-            path.stem: SafetensorsFile(path, f"{self.name}/{path.name}")
-            for path in sorted(directory.glob("*.safetensors"))
+            path.stem: SafetensorsFile(path, f"{self.name}/{path.name}") for path in _tensor_files(directory)
         }
 
 
@@ -376,6 +376,9 @@ class Fixtures:
         for path in sorted(directory.iterdir()):
             if not path.is_dir() or _ignored_directory(path.name):
                 continue
+            if path.is_symlink():
+                # What a link shows is in no lock.
+                raise FixtureError(f"{one_line(path.name)}: a symbolic link instead of a directory")
             if (path / CONFIG).is_file():
                 self._models[path.name] = ModelSet(path)
             elif (path / RECIPE).is_file():
@@ -395,7 +398,8 @@ class Fixtures:
         Raises:
             FixtureError: a file is missing, added, changed, or not of the format.
         """
-        return cls(Path(shipped.__file__).parent if directory is None else Path(directory), verify)
+        # Resolved now: an implementation may change the working directory while cases still read files.
+        return cls(Path(shipped.__file__).parent if directory is None else Path(directory).resolve(), verify)
 
     def kind(self, name: str) -> Literal["model", "recipe"]:
         """Whether a set stores its weights (`model`) or names a recipe for them (`recipe`).
@@ -531,11 +535,23 @@ def _data_files(directory: Path) -> list[str]:
     return sorted(found)
 
 
+def _tensor_files(directory: Path) -> list[Path]:
+    """The safetensors files of a set, hidden ones left out as the lock leaves them out."""
+    return sorted(path for path in directory.glob("*.safetensors") if not path.name.startswith("."))
+
+
 def _ignored_directory(name: str) -> bool:
     return name.startswith(".") or name == "__pycache__"
 
 
+def _regular(path: Path, label: str) -> None:
+    """Reading a pipe or a device might never end."""
+    if path.exists() and not path.is_file():
+        raise FixtureError(f"{one_line(label)}: not a regular file")
+
+
 def _digest(path: Path, label: str) -> _Locked:
+    _regular(path, label)
     try:
         with path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
@@ -545,10 +561,14 @@ def _digest(path: Path, label: str) -> _Locked:
 
 
 def _read_object(path: Path, label: str) -> dict[str, Any]:
+    _regular(path, label)
     try:
-        raw = path.read_bytes()
+        with path.open("rb") as file:
+            raw = file.read(LARGEST_JSON + 1)
     except OSError as error:
         raise FixtureError(f"{one_line(label)}: cannot be read: {error.strerror}") from error
+    if len(raw) > LARGEST_JSON:
+        raise FixtureError(f"{one_line(label)}: larger than {LARGEST_JSON} bytes")
     parsed = parse_json(raw, label)
     if not isinstance(parsed, dict):
         raise FixtureError(f"{one_line(label)}: not a JSON object")

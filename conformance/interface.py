@@ -1,14 +1,17 @@
 """The interface a port implements: subclass `Implementation` and override what the port has.
 
-Conventions that hold for every method:
+Conventions that hold for every method (sections cited as `numerics.md` are those of `reference/numerics.md`):
 
+- Arguments are passed by name: keep the parameters' names.
 - Tensors arrive as `tensor_type` asks ("torch", or "numpy" with bf16 widened to float32 and 8- and 4-bit types as
   uint8 codes) and may be returned as torch, numpy or anything that speaks DLPack.  A bf16 result may be returned in
   float32 or float64 provided that every value is exactly a bf16 number: the rounding points are part of the
-  specification.  Nothing is modified in place: inputs are hashed before and after.
+  specification.  fp32 results may come in float64, integers in any width that holds them.  Nothing is modified in
+  place: inputs are hashed before and after.
 - Shapes: B batch, T positions of this call, S residual streams, D width, H heads, d head width, W window,
   C compressed rows that exist after the call, n rows produced by it, r the layer's compression ratio.
-- `config` holds the model's hyper-parameters under the names that the published `config.json` uses.
+- `config` holds the model's hyper-parameters under the names that the published `config.json` uses; see
+  `conformance/configs/released.json`.
 - `weights` maps parameter names, relative to the unit the method stands for, to tensors: `wq_a.weight`,
   `wq_a.scale`, `compressor.norm.weight` for an attention; `attn.wq_a.weight`, `hc_attn_fn` for a block; checkpoint
   names for the model.  FP8 is F8_E4M3 with an F8_E8M0 scale per 32x32 tile; FP4 is U8, two codes a byte, the even

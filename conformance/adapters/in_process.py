@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import math
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,6 +17,7 @@ import torch.utils.dlpack
 
 from conformance.adapters.session import BadResult, Crash, UnsupportedRequest
 from conformance.cases.case import Advance, Call, Handle, Open, Request
+from conformance.errors import in_one_line
 from conformance.interface import METHODS, Description, Implementation, Stateful, Unsupported
 from conformance.lazy import LazyTensors
 from conformance.tensors import Tensor
@@ -28,6 +34,7 @@ TORCH_DTYPES: Mapping[str, torch.dtype] = {
     "I64": torch.int64,
     "BOOL": torch.bool,
 }
+LARGEST_RESULT = 1 << 28
 DTYPE_NAMES: Mapping[torch.dtype, str] = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
@@ -46,7 +53,13 @@ def to_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
 
 
 def from_port(value: Any) -> Tensor:
-    """A port's tensor (torch, numpy, DLPack) as the suite's; raises TypeError for anything else."""
+    """A port's tensor (torch, numpy, DLPack) as the suite's; raises TypeError for anything else.
+
+    A tensor that claims more than `LARGEST_RESULT` elements, as one that repeats a single element may, is not copied.
+    """
+    count = math.prod(getattr(value, "shape", ()))
+    if count > LARGEST_RESULT:
+        raise TypeError(f"{count} elements are more than any result has")
     if isinstance(value, np.ndarray):
         return _from_numpy(value)
     if not isinstance(value, torch.Tensor):
@@ -107,14 +120,17 @@ class InProcess:
 
     def __init__(self, implementation: Implementation) -> None:
         self._implementation = implementation
+        # Asked once: what a port says of itself decides how it is judged and must not change on the way.
+        self._description = implementation.describe()
         self._convert: Callable[[Tensor], Any] = to_torch if implementation.tensor_type == "torch" else to_numpy
         self._objects: dict[str, Any] = {}
         # Weights are converted once: the suite hands over the same mapping object for every step of a set.
         self._weights: dict[int, tuple[Mapping[str, Tensor], Mapping[str, Any]]] = {}
+        self._used: set[int] = set()
 
     def describe(self) -> Description:
         """Name, version and conventions."""
-        return self._implementation.describe()
+        return self._description
 
     def supports(self, method: str) -> bool:
         """A method is supported when the class overrides it."""
@@ -123,7 +139,22 @@ class InProcess:
     def reset(self) -> None:
         """Forget every opened object, and weights too large to be kept from one case to the next."""
         self._objects.clear()
+        self._discard_changed()
+        self._used.clear()
         self._weights = {key: pair for key, pair in self._weights.items() if not isinstance(pair[0], LazyTensors)}
+
+    def finish(self) -> None:
+        """Make sure that the case left its weights as they were; changed ones are made anew for the next case."""
+        changed = self._discard_changed()
+        if changed:
+            raise BadResult(f"the weight {changed} was modified in place")
+
+    def _discard_changed(self) -> str:
+        """Forget the units whose weights were written to; the name of one such weight, empty if there is none."""
+        found = {key: _changed(self._weights[key][1]) for key in self._used if key in self._weights}
+        for key in (key for key, name in found.items() if name):
+            del self._weights[key]
+        return next(filter(None, found.values()), "")
 
     def close(self) -> None:
         """Nothing outlives the object."""
@@ -140,18 +171,17 @@ class InProcess:
             return named_results(request.method, results)
         if isinstance(request, Open):
             arguments = self._arguments(request.arguments)
-            self._objects[request.name] = self._guarded(
-                request.method, getattr(self._implementation, request.method), arguments
-            )
+            opened = self._guarded(request.method, getattr(self._implementation, request.method), arguments)
+            if request.method != "runtime" and not callable(getattr(opened, "step", None)):
+                raise BadResult(f"{request.method}: expected an object with step(), got {type(opened).__name__}")
+            self._objects[request.name] = opened
             return {}
         target: Stateful = self._objects[request.name]
         if isinstance(request, Advance):
             results = self._guarded(f"{request.name} step", target.step, self._arguments(request.inputs))
         else:
             results = self._guarded(f"{request.name} state", target.state, {})
-        if not isinstance(results, Mapping):
-            raise BadResult(f"{request.name}: expected results by name, got {type(results).__name__}")
-        return {name: _tensor(request.name, name, value) for name, value in results.items() if value is not None}
+        return _by_name(request.name, results)
 
     def _guarded(self, what: str, function: Any, arguments: dict[str, Any]) -> Any:
         hashed = {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor | np.ndarray)}
@@ -160,9 +190,10 @@ class InProcess:
             results = function(**arguments)
         except Unsupported as reason:
             raise UnsupportedRequest(str(reason) or f"{what} is not supported") from reason
-        except (Exception, SystemExit) as error:
-            text = " ".join(str(error).split())
-            raise Crash(f"{what} raised {type(error).__name__}: {text[:300]}") from error
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            raise Crash(f"{what} raised {in_one_line(error)}{_innermost(error)}") from error
         changed = [name for name, digest in before.items() if _digest(hashed[name]) != digest]
         if changed:
             raise BadResult(f"{what} modified its input {changed[0]}")
@@ -183,28 +214,68 @@ class InProcess:
             if known is None or known[0] is not value:
                 known = (value, self._converted(value))
                 self._weights[id(value)] = known
+            self._used.add(id(value))
             return known[1]
-        return value
+        # Anything else that can be changed is handed over as a copy.
+        return copy.deepcopy(value)
 
     def _converted(self, weights: Mapping[str, Tensor]) -> Mapping[str, Any]:
         if isinstance(weights, LazyTensors):
             return ConvertedLazily(weights, self._convert)
-        return {name: self._convert(tensor) for name, tensor in weights.items()}
+        converted = {name: self._convert(tensor) for name, tensor in weights.items()}
+        for value in converted.values():
+            if isinstance(value, np.ndarray):
+                value.flags.writeable = False
+        return MappingProxyType(converted)
+
+
+def _changed(weights: Mapping[str, Any]) -> str:
+    """Name of a weight that was written to since its conversion, empty if none was.
+
+    torch counts the in-place changes of a tensor, and a converted one has had none; numpy arrays are handed over
+    read-only.
+    """
+    if isinstance(weights, ConvertedLazily):
+        return ""
+    return next((n for n, value in weights.items() if isinstance(value, torch.Tensor) and value._version), "")
+
+
+def _innermost(error: BaseException) -> str:
+    """Where in the port an exception came from."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]
+    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
 
 
 def named_results(method: str, results: Any) -> dict[str, Tensor]:
     """Name the results of a stateless method in the order of `METHODS`."""
     names: Sequence[str] = METHODS[method].results
-    if isinstance(results, Mapping) and method == "parameter_counts":
-        return {str(name): Tensor("I64", np.asarray(count, dtype=np.int64)) for name, count in results.items()}
+    if method == "parameter_counts":
+        return _counts(results)
     values = results if isinstance(results, tuple | list) else (results,)
     if len(values) != len(names):
         raise BadResult(f"{method}: expected {len(names)} results ({', '.join(names)}), got {len(values)}")
     return {name: _tensor(method, name, value) for name, value in zip(names, values, strict=True)}
 
 
+def _counts(results: Any) -> dict[str, Tensor]:
+    try:
+        return {str(name): Tensor("I64", np.asarray(int(count), np.int64)) for name, count in dict(results).items()}
+    except Exception as error:
+        raise BadResult(f"parameter_counts: expected whole numbers by name: {in_one_line(error)}") from error
+
+
+def _by_name(what: str, results: Any) -> dict[str, Tensor]:
+    if not isinstance(results, Mapping):
+        raise BadResult(f"{what}: expected results by name, got {type(results).__name__}")
+    try:
+        items = [(str(name), value) for name, value in results.items() if value is not None]
+    except Exception as error:
+        raise BadResult(f"{what}: results cannot be listed: {in_one_line(error)}") from error
+    return {name: _tensor(what, name, value) for name, value in items}
+
+
 def _tensor(what: str, name: str, value: Any) -> Tensor:
     try:
         return from_port(value)
-    except (TypeError, ValueError, RuntimeError, BufferError) as error:
-        raise BadResult(f"{what}: result {name}: {error}") from error
+    except Exception as error:
+        raise BadResult(f"{what}: result {name}: {in_one_line(error)}") from error

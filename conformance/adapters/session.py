@@ -49,5 +49,8 @@ class Session(Protocol):
     def reset(self) -> None:
         """Forget every opened object: the next case starts afresh."""
 
+    def finish(self) -> None:
+        """Check what only the end of a case shows; raises an `Answer` as `ask` does."""
+
     def close(self) -> None:
         """End the conversation."""

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from conformance.adapters.session import Session
-from conformance.errors import TargetError
+from conformance.errors import TargetError, in_one_line
 from conformance.interface import Description, Implementation
 
 SHIPPED = {"reference": "conformance.adapters.reference:Reference"}
@@ -30,13 +30,17 @@ def open_target(target: str) -> Session:
         known = ", ".join(sorted({*SHIPPED, *entry_points}))
         raise TargetError(f"unknown target {target!r}: expected package.module:Class or one of {known}")
     implementation = _instance(target, module_name, class_name)
-    session = InProcess(implementation)
     try:
-        description = session.describe()
-    except (Exception, SystemExit) as error:
-        raise TargetError(f"target {target!r}: describe() raised {_one_line(error)}") from error
-    if not isinstance(description, Description):
+        tensor_type = implementation.tensor_type
+        session = InProcess(implementation)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise TargetError(f"target {target!r}: describe() raised {in_one_line(error)}") from error
+    if not isinstance(session.describe(), Description):
         raise TargetError(f"target {target!r}: describe() must return a conformance.Description")
+    if tensor_type not in ("torch", "numpy"):
+        raise TargetError(f"target {target!r}: tensor_type must be 'torch' or 'numpy'")
     return session
 
 
@@ -47,8 +51,10 @@ def _instance(target: str, module_name: str, class_name: str) -> Implementation:
         sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:
-        raise TargetError(f"target {target!r}: cannot import {module_name}: {_one_line(error)}") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise TargetError(f"target {target!r}: cannot import {module_name}: {in_one_line(error)}") from error
     found = getattr(module, class_name, None)
     if found is None:
         raise TargetError(f"target {target!r}: module {module_name} has no {class_name}")
@@ -56,9 +62,7 @@ def _instance(target: str, module_name: str, class_name: str) -> Implementation:
         raise TargetError(f"target {target!r}: {class_name} is not a subclass of conformance.Implementation")
     try:
         return found()
-    except (Exception, SystemExit) as error:
-        raise TargetError(f"target {target!r}: {class_name}() raised {_one_line(error)}") from error
-
-
-def _one_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise TargetError(f"target {target!r}: {class_name}() raised {in_one_line(error)}") from error

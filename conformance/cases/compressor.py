@@ -22,7 +22,6 @@ RATIO_1_FLAGS = ("projection-not-rounded", "compressor-norm")
 RATIO_N_FLAGS = (
     "leftover-lost",
     "carry-slot-wrong",
-    "carry-cleared",
     "pool-rounding",
     "pooled-in-bf16",
     "gate-in-bf16",
@@ -105,32 +104,26 @@ def _stateful(model: GoldenModel, trace: Trace, layers: list[int]) -> Iterator[S
 
 
 def carry_rules(trace: RecordedCalls, rows: LayerRows, layer: int) -> list[Within]:
-    """The carry after the last call: each slot's newest token, of those that ever waited in it; 0 and -inf at first."""
+    """The carry after the last call: the tokens of the unfinished group, each at slot position mod ratio.
+
+    What the other slots hold is never read: an implementation may keep old values there or clear them.
+    """
     kv, gate = rows.carry
     ratio = rows.config.ratio(layer)
-    if gate is None:
+    waiting = range(trace.total - trace.total % ratio, trace.total)
+    if gate is None or not waiting:
         return []
     axes = ("request", "slot", "feature")
     result = []
-    waited = _waiting_tokens(trace, ratio)
-    for tap, tokens, blank in (("carry_kv", kv, 0.0), ("carry_score", gate, -np.inf)):
-        value = np.full((trace.batch, ratio, kv.shape[-1]), blank)
-        error = np.zeros_like(value)
-        for slot, position in waited.items():
+    for tap, tokens in (("carry_kv", kv), ("carry_score", gate)):
+        value = np.zeros((trace.batch, ratio, kv.shape[-1]))
+        error = np.full_like(value, np.inf)
+        for position in waiting:
+            slot = position % ratio
             value[:, slot], error[:, slot] = tokens.value[:, position], tokens.error[:, position]
         expected = Bounded(value, error)
         result.append(Within(tap, expected, "F32", axes, "dot", recorded=trace.state(layer, tap)))
     return result
-
-
-def _waiting_tokens(trace: RecordedCalls, ratio: int) -> dict[int, int]:
-    """The newest position that was written to each carry slot: a prompt's leftover, and every decoded token."""
-    newest = {}
-    for start, length in zip(trace.starts, trace.lengths, strict=True):
-        first = start if start else length - length % ratio
-        for position in range(first, start + length):
-            newest[position % ratio] = position
-    return newest
 
 
 def _rows(model: GoldenModel, traces: list[Trace], layers: list[int]) -> Iterator[Step]:

@@ -31,6 +31,16 @@ RELEASED_COUNTS: Mapping[str, int] = {
 """The table of numerics.md 0."""
 
 
+FREE_RUNNING_FLAGS = (
+    "embedding-scaled",
+    "layer-order",
+    "image-not-placed",
+    "gate-image-bias",
+    "logits-position",
+    "first-mix-not-one-hot",
+)
+
+
 def released_configuration() -> Mapping[str, Any]:
     """The released hyper-parameters under their published names."""
     text = resources.files("conformance").joinpath("configs/released.json").read_text(encoding="utf-8")
@@ -80,7 +90,7 @@ def cases(model: GoldenModel, traces: list[Trace], joined: Joined, floors: Floor
             "Fails when anything at all is wrong by more than the model's own noise; the other cases say what.",
             "numerics.md 9",
             partial(_free_running, model, trace, floors, case_id),
-            flags=("embedding-scaled", "layer-order", "image-not-placed", "gate-image-bias", "logits-position"),
+            flags=FREE_RUNNING_FLAGS,
             source=trace.source,
             reading=trace.scenario.reading if len(trace.starts) > 1 else None,
         )

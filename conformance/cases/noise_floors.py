@@ -68,8 +68,9 @@ def measure(cases: CasesOf, case_id: str) -> Distances:
             if tap.mode == "propagated" and not math.isfinite(tap.ratio):
                 raise ConformanceError(f"noise floor of {case_id}: {variant.name}: {tap.worst.verdict.message}")
             if tap.mode == "propagated":
-                known = farthest.get(tap.tap, Distance(0.0, 0.0))
-                farthest[tap.tap] = Distance(max(known.largest, tap.ratio), max(known.median, tap.median_distance))
+                known = farthest.get(tap.tap, Distance(0.0, 0.0, 0.0))
+                seen = Distance(tap.ratio, tap.median_distance, tap.scale)
+                farthest[tap.tap] = Distance(*map(max, known, seen))
     return farthest
 
 

@@ -98,8 +98,9 @@ def _codes(joined: Joined, quantizer: Quantizer, name: str, tap: str, layers: li
             codes, scales = quantizer.quantize(x.values())
             stored = Tensor("F8_E4M3", codes) if quantizer is FP8 else Tensor("U8", pack_fp4(codes))
             return [
-                Exact("codes", stored, CODE_AXES),
+                # A wrong scale makes wrong codes: it is named first.
                 Exact("scales", Tensor(quantizer.scale.name, scales), SCALE_AXES),
+                Exact("codes", stored, CODE_AXES),
             ]
 
         yield Step(Call(f"quantize_{name}", {"x": x}), rules, joined.place(layer))

@@ -24,7 +24,7 @@ from conformance.errors import FixtureError
 from conformance.judge.components import indexer
 from conformance.judge.components.teacher_forced import LayerRows
 from conformance.judge.expectations import Axes, Expectation, Within
-from conformance.judge.noise import Distance, Floors
+from conformance.judge.noise import Floors
 from conformance.judge.own_scores import SCORE_AXES, DistantScores, OwnCandidates, OwnSelection, SameSelection
 from conformance.judge.propagated import Propagated
 from conformance.judge.rows import OfRows
@@ -79,13 +79,13 @@ class _Allowances:
     def close(self, tap: str, recorded: Tensor, axes: Axes) -> Propagated:
         """The rule for one tap where selections are the recorded ones: ties in them are in the floor, not here."""
         rule = self.near(tap, recorded, axes)
-        return replace(rule, allowance=Distance(CALL_OVER_MEDIAN * rule.allowance.median, rule.allowance.median))
+        return replace(rule, allowance=rule.allowance._replace(largest=CALL_OVER_MEDIAN * rule.allowance.median))
 
     def around(self, tap: str, recorded: Tensor, axes: Axes) -> Propagated:
         """The rule for one tap that follows from scores or selections."""
         rule = self.near(tap, recorded, axes)
         largest = max(rule.allowance.largest, ONE_CODE[tap])
-        return replace(rule, allowance=Distance(largest, rule.allowance.median))
+        return replace(rule, allowance=rule.allowance._replace(largest=largest))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from conformance.cases.case import Place
+from conformance.checkpoint_layout import SCALE_DTYPE, layout, scale_name
 from conformance.config import ModelConfig
+from conformance.errors import FixtureError
 from conformance.fixtures import ModelSet, Scenario
 from conformance.judge.bounded import Bounded
 from conformance.judge.components.linear import Parameters
@@ -51,6 +53,7 @@ class GoldenModel:
         self.mapping: Mapping[str, Any] = model.config
         """The configuration as an implementation gets it."""
         self.config = ModelConfig.from_mapping(model.config, f"{model.name}/config.json")
+        check_weights(model)
         self.parameters = Parameters(model.weights)
         self.traces = [Trace(self, scenario) for scenario in model.scenarios.values()]
 
@@ -64,6 +67,32 @@ class GoldenModel:
         config = self.config
         ids = np.arange(config.vocab_size, dtype=np.int64)
         return Tensor("I32", (ids * config.engram_compressed_vocab_size // config.vocab_size).astype(np.int32))
+
+
+def check_weights(model: ModelSet) -> None:
+    """Hold the weights' header against what the configuration calls for: a damaged set is no implementation's fault.
+
+    Raises:
+        FixtureError: a tensor of the text path is missing, or has another shape or type; names file and tensor.
+    """
+    entries = model.weights.header.entries
+    text_only = {**model.config, "n_mtp_layers": 0, "vision_n_layers": 0}
+    for name, parameter in layout(text_only, f"{model.name}/config.json").parameters.items():
+        where = f"{model.name}/weights.safetensors: {name}"
+        stored = entries.get(name)
+        if stored is None:
+            raise FixtureError(f"{where}: missing")
+        found = (stored.dtype, tuple(stored.shape))
+        forms = [form for form in parameter.forms if found == (form.dtype, form.stored(parameter.shape))]
+        if not forms:
+            form = parameter.forms[0]
+            expected = f"{form.dtype} {list(form.stored(parameter.shape))}"
+            raise FixtureError(f"{where}: {stored.dtype} {list(stored.shape)}, the configuration calls for {expected}")
+        scale = forms[0].scale(parameter.shape)
+        if scale is not None:
+            stored = entries.get(scale_name(name))
+            if stored is None or (stored.dtype, tuple(stored.shape)) != (SCALE_DTYPE, scale):
+                raise FixtureError(f"{where}: its scales are missing or not {SCALE_DTYPE} {list(scale)}")
 
 
 class Trace:

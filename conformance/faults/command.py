@@ -134,12 +134,11 @@ def print_matrix(console: Console, matrix: Matrix, every_fault: bool) -> None:
 def _print_kills(console: Console, title: str, kills: Sequence[Kill]) -> None:
     if not kills:
         return
-    table = Table(box=None, pad_edge=False, title=f"\n{title}", title_justify="left")
-    for name in ("fault", "flag", "killed first by", "named", "s"):
-        table.add_column(name, overflow="fold", justify="right" if name == "s" else "left")
+    console.print(f"\n{title}:")
     for kill in kills:
-        table.add_row(kill.fault, kill.flag, kill.by or "nothing", "yes" if kill.named else "", f"{kill.seconds:.1f}")
-    console.print(table)
+        named = "" if kill.named else ", which does not name it"
+        by = f"killed by {kill.by}{named}" if kill.by else "survives"
+        console.print(f"  {kill.fault} ({kill.flag}): {by}, {kill.seconds:.1f} s", soft_wrap=True)
 
 
 def _print_lines(console: Console, title: str, lines: Sequence[str]) -> None:

@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from conformance.cases import catalogue
 from conformance.cases.case import LEVELS, Case
@@ -25,6 +24,8 @@ from conformance.fixtures import Fixtures
 from conformance.interface import COMPONENTS
 from conformance.report.terminal import make_console
 from conformance.selection import parse_expression
+
+ROW = "{:<18}{:<17}{:<11}{:>5}{:>9}{:>9}{:>9}  {}"
 
 WITH_FLOORS = ("block", "stack", "model")
 """Components judged by measured floors: synthetic sets have none, and measuring them takes longer than the check."""
@@ -120,16 +121,14 @@ def _synthetic(directory: Path, options: HonestOptions) -> list[tuple[Path | Non
 
 def print_headroom(console: Console, reached: Sequence[Reach]) -> None:
     """Error over bound of every tap over all variants that changed it: the median and the worst of its cases."""
-    table = Table(box=None, pad_edge=False)
-    for column in ("component", "tap", "mode", "cases", "variants", "median", "worst", "worst case", "variant"):
-        numeric = column in ("cases", "variants", "median", "worst")
-        table.add_column(column, justify="right" if numeric else "left", overflow="fold", no_wrap=numeric)
+    heading = ("component", "tap", "mode", "cases", "variants", "median", "worst", "worst case and variant")
+    console.print(ROW.format(*heading), soft_wrap=True)
     for component in COMPONENTS:
         own = [reach for reach in reached if reach.case.startswith(component + "/")]
         for tap, mode in dict.fromkeys((reach.tap, reach.mode) for reach in own):
             rows = [reach for reach in own if (reach.tap, reach.mode) == (tap, mode)]
             worst = max(rows, key=lambda reach: reach.ratio)
-            table.add_row(
+            words = (
                 component,
                 tap,
                 mode,
@@ -137,7 +136,6 @@ def print_headroom(console: Console, reached: Sequence[Reach]) -> None:
                 str(len({reach.variant for reach in rows})),
                 f"{statistics.median(reach.ratio for reach in rows):.3g}",
                 f"{worst.ratio:.3g}",
-                worst.case.removeprefix(component + "/"),
-                worst.variant,
+                f"{worst.case.removeprefix(component + '/')} ({worst.variant})",
             )
-    console.print(table)
+            console.print(ROW.format(*words), soft_wrap=True)

@@ -48,6 +48,9 @@ class Replay:
     def reset(self) -> None:
         """Answers are played once."""
 
+    def finish(self) -> None:
+        """What the end of a case showed was recorded as its last answer."""
+
     def close(self) -> None:
         """Nothing to end."""
 

@@ -56,6 +56,8 @@ class Verdict:
     """Mode `propagated`: the relative distance of each position, for the median over a whole case."""
     median_allowance: float = np.inf
     """What that median may be."""
+    scale: float = 0.0
+    """Mode `propagated`: |log2| of the norm over the recorded one."""
 
 
 class Expectation(Protocol):
@@ -90,7 +92,7 @@ def formed(tap: str, mode: Mode, actual: Tensor, dtype: str, shape: Sequence[int
         return actual
     if actual.dtype == "U8" and dtype in ("F8_E4M3", "F8_E8M0", "F4_E2M1"):
         return Tensor(dtype, actual.data)
-    if actual.dtype == "I64" and dtype == "I32" and (abs(actual.data) < 2**31).all():
+    if actual.dtype == "I64" and dtype == "I32" and ((actual.data >= -(2**31)) & (actual.data < 2**31)).all():
         return Tensor(dtype, actual.data.astype(np.int32))
     if actual.dtype == "F64" and dtype == "F32":
         return Tensor.from_values(actual.values(), dtype)

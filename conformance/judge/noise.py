@@ -7,6 +7,7 @@ largest distance of any variant, times a stated margin.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,11 +23,18 @@ ROUNDING = 2.0**-8
 
 
 class Distance(NamedTuple):
-    """Relative distances from a recorded trace over a case: the largest of a call, the median of the positions."""
+    """How far a tap is from a recorded trace over a case."""
 
     largest: float
+    """Largest relative distance of a call."""
     median: float
+    """Median relative distance of the positions."""
+    scale: float
+    """Largest |log2| of a call's norm over the recorded norm: noise turns a tensor but hardly shrinks it."""
 
+
+LARGEST = 2.0
+"""Two tensors of equal norm are at most twice that norm apart."""
 
 Distances = Mapping[str, Distance]
 """By tap."""
@@ -47,7 +55,7 @@ class UnitFloors:
 
     def allowance(self, case_id: str, tap: str) -> Distance:
         """One, whatever the tap."""
-        return Distance(1.0, 1.0)
+        return Distance(1.0, 1.0, math.inf)
 
     def describe(self) -> str:
         """One line for reports."""
@@ -67,8 +75,8 @@ class NoiseFloors:
         """Allowed relative distances of a tap in a case."""
         if case_id not in self.known:
             self.known[case_id] = self.measure(case_id)
-        seen = self.known[case_id].get(tap, Distance(0.0, 0.0))
-        return Distance(max(MARGIN * seen.largest, ROUNDING), max(MARGIN * seen.median, ROUNDING))
+        seen = self.known[case_id].get(tap, Distance(0.0, 0.0, 0.0))
+        return Distance(*(max(MARGIN * distance, ROUNDING) for distance in seen))
 
     def describe(self) -> str:
         """One line for reports."""
@@ -92,15 +100,22 @@ def read(path: Path, lock_hash: str) -> BySet:
         if content["format"] != 1:
             raise FixtureError(f"{path.name}: format {content['format']!r} is not known, expected 1")
         stored: BySet = {
-            name: {
-                case: {tap: Distance(float(largest), float(median)) for tap, (largest, median) in taps.items()}
-                for case, taps in cases.items()
-            }
+            name: {case: {tap: _distance(numbers) for tap, numbers in taps.items()} for case, taps in cases.items()}
             for name, cases in content["distances"].items()
         }
         return stored if content["lock"] == lock_hash else {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise FixtureError(f"{path.name}: not a noise floor file: {type(error).__name__}: {error}") from error
+
+
+def _distance(numbers: Any) -> Distance:
+    """Three stored numbers, as a measurement can give them: noise does not reach beyond `LARGEST`."""
+    if not isinstance(numbers, list) or len(numbers) != len(Distance._fields):
+        raise ValueError(f"expected {len(Distance._fields)} numbers, got {str(numbers)[:40]}")
+    for number in numbers:
+        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number <= LARGEST:
+            raise ValueError(f"{str(number)[:40]} is not a distance between 0 and {LARGEST:g}")
+    return Distance(*map(float, numbers))
 
 
 def write(path: Path, lock_hash: str, made: Mapping[str, Any], distances: BySet) -> None:

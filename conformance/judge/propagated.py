@@ -26,12 +26,21 @@ def relative_distances(got: Floats, expected: Floats) -> Floats:
     return result
 
 
+def norm_ratio(got: Floats, expected: Floats) -> float:
+    """|log2| of the norms' ratio; 0 for two zeros, infinity where only one is zero."""
+    norms = float(np.linalg.norm(got)), float(np.linalg.norm(expected))
+    if norms[0] == norms[1]:
+        return 0.0
+    return abs(float(np.log2(norms[0] / norms[1]))) if all(norms) else np.inf
+
+
 @dataclass(frozen=True)
 class Propagated:
     """Relative distance of the whole tensor from the recorded one, at most `allowance.largest`.
 
     A single honest tie can move one call far, so over a whole case the median of the positions' distances is judged
-    too, by `allowance.median`: a mistake in every position shows there.
+    too, by `allowance.median`: a mistake in every position shows there.  Where the allowance is so wide that zeros are
+    within it, the norm still tells: it may change by a factor of 2^`allowance.scale`.
     """
 
     tap: str
@@ -87,14 +96,21 @@ class Propagated:
         positions = 2 if "position" in self.axes or "row" in self.axes else 1
         rows = (*got.shape[:positions], -1)
         index = first_index(np.abs(got - expected) == np.abs(got - expected).max())
-        passed = ratio <= 1.0
+        scale = norm_ratio(got, expected)
+        wrong_scale = scale > self.allowance.scale
+        passed = ratio <= 1.0 and not wrong_scale
+        message = ""
+        if ratio > 1.0:
+            message = f"relative distance {distance:.3g}, noise floor {self.allowance.largest:.3g}"
+        elif wrong_scale:
+            message = f"the norm is off by 2^{scale:.3g}, noise reaches 2^{self.allowance.scale:.3g}"
         return Verdict(
             self.tap,
             self.mode,
             passed,
             got.size,
             0 if passed else int((got != expected).sum()),
-            ratio,
+            max(ratio, scale / self.allowance.scale) if wrong_scale else ratio,
             index,
             self.axes,
             float(got[index]),
@@ -102,10 +118,9 @@ class Propagated:
             self.allowance.largest,
             bits_of(actual, index),
             bits_of(self.recorded, index),
-            message=""
-            if passed
-            else f"relative distance {distance:.3g} beyond the noise floor {self.allowance.largest:.3g}",
+            message=message,
             note=note,
             distances=tuple(relative_distances(got.reshape(rows), expected.reshape(rows)).reshape(-1).tolist()),
             median_allowance=self.allowance.median,
+            scale=scale,
         )

@@ -160,7 +160,7 @@ def _element_record(finding: Finding) -> ElementRecord:
 def as_line(record: Record) -> str:
     """The record as one line of strict JSON, `type` first."""
     fields = asdict(record)
-    return json.dumps(_strict({"type": fields.pop("type"), **fields}), allow_nan=False, ensure_ascii=False) + "\n"
+    return json.dumps(_strict({"type": fields.pop("type"), **fields}), allow_nan=False) + "\n"
 
 
 def _strict(value: Any) -> Any:

@@ -89,6 +89,8 @@ def verdict_sentence(records: Sequence[CaseRecord], total: int, accumulator: str
         parts = [f"no verdict: {counts['PASS']} of {supported} supported cases passed so far"]
     else:
         conforms = "conforms" if accumulator == "fp32" else f"conforms with a declared {accumulator} accumulator"
+        if counts["UNSUPPORTED"]:
+            conforms = conforms.replace("conforms", "conforms in what it supports")
         parts = [f"{conforms}: {counts['PASS']} of {supported} supported cases passed"]
     if counts["BROKEN"]:
         parts.append(f"{counts['BROKEN']} broken in the suite itself")

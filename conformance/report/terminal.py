@@ -6,6 +6,7 @@ Records are printed as plain text, never as rich markup, since ids, shapes and a
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 
@@ -29,6 +30,10 @@ STYLES = {
 }
 
 
+NOT_IMPLEMENTED = " is not implemented"
+"""How sessions answer for a method that an implementation does not have."""
+
+
 class _ReportConsole(Console):
     def on_broken_pipe(self) -> None:
         """Go on silently: the reader of a pipe has left, the run and its exit code still count."""
@@ -39,8 +44,11 @@ class _ReportConsole(Console):
 
 
 def make_console() -> Console:
-    """The console of every report: standard output, no markup and no highlighting of what ports say."""
-    return _ReportConsole(markup=False, highlight=False, emoji=False)
+    """The console of every report: standard output, no markup and no highlighting of what ports say.
+
+    The stream is the one of this moment: a port that replaces `sys.stdout` later does not take the report with it.
+    """
+    return _ReportConsole(file=sys.stdout, markup=False, highlight=False, emoji=False)
 
 
 def print_header(console: Console, header: Header) -> None:
@@ -144,10 +152,12 @@ def _print_failure(console: Console, record: CaseRecord, compact: bool, verbose:
     others = [tap for tap in record.taps if not _good(tap) and (element is None or tap.tap != element.tap)]
     if others:
         fields["also wrong"] = "; ".join(_tap_line(tap) for tap in others)
-    fields["why"] = record.why
+    if element is not None and element.ratio > 0 and not record.message:
+        # Without a wrong value there is nothing that the case's mistakes could explain.
+        fields["why"] = record.why
+        if record.flags:
+            fields["flags"] = ", ".join(record.flags)
     fields["spec"] = record.spec
-    if record.flags:
-        fields["flags"] = ", ".join(record.flags)
     if record.source:
         fields["inputs"] = record.source
     if verbose and record.taps:
@@ -192,7 +202,12 @@ def _print_unsupported(console: Console, records: Sequence[CaseRecord]) -> None:
     if not reasons:
         return
     console.print("Unsupported, not judged:", style="bold")
+    absent = [reason.removesuffix(NOT_IMPLEMENTED) for reason in reasons if reason.endswith(NOT_IMPLEMENTED)]
+    if absent:
+        _print_indented(console, f"not implemented: {', '.join(absent)}")
     for reason, components in reasons.items():
+        if reason.endswith(NOT_IMPLEMENTED):
+            continue
         where = ", ".join(dict.fromkeys(components))
         _print_indented(console, f"{reason} ({cases_in_words(len(components))} of {where})")
     console.print()

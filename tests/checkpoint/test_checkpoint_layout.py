@@ -74,7 +74,7 @@ def test_every_alternative_says_why_it_is_accepted() -> None:
         ({"n_routed_experts": -5}, "not a size"),
         ({"vision_n_layers": "32"}, "'vision_n_layers' must be a count"),
         ({"n_mtp_layers": True}, "'n_mtp_layers' must be a count"),
-        ({"rope_theta": float("inf"), "dim": float("inf")}, "without bound"),
+        ({"rope_theta": float("inf"), "dim": float("inf")}, "'dim' must be int"),
         ({"engram_num_embeddings": []}, "fewer entries"),
     ],
 )

@@ -131,7 +131,7 @@ def example_cases() -> list[Case]:
 def test_example_port(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "ci" / "examples")
     outcome = run("check", "two_components:Port", cases=[*example_cases(), *CASES[:1]])
-    assert "conforms: 2 of 2 supported cases passed; 1 unsupported" in outcome.out
+    assert "conforms in what it supports: 2 of 2 supported cases passed; 1 unsupported" in outcome.out
     assert outcome.code == 0
 
 

@@ -216,7 +216,7 @@ def test_selections_of_other_scores_fail(recordings: list[Recording]) -> None:
 
 
 def near(tap: str, recorded: Tensor) -> Propagated:
-    return Propagated(tap, recorded, Distance(0.02, 0.02), "a test", SCORE_AXES)
+    return Propagated(tap, recorded, Distance(0.02, 0.02, 0.02), "a test", SCORE_AXES)
 
 
 def test_scores_are_judged_where_both_see_something(recordings: list[Recording]) -> None:

@@ -304,7 +304,7 @@ EMPTY_RULES = [
     Within("x", Bounded.exact(np.zeros((0, 4))), "F32", ()),
     Within("x", Bounded.exact(np.zeros((0, 4))), "F32", (), "dot"),
     Ulp("x", np.zeros((0, 4)), "F32", 1, ()),
-    Propagated("x", Tensor("F32", np.zeros((0, 4), np.float32)), Distance(1.0, 1.0), "", ()),
+    Propagated("x", Tensor("F32", np.zeros((0, 4), np.float32)), Distance(1.0, 1.0, 1.0), "", ()),
 ]
 
 
@@ -320,7 +320,7 @@ FLOAT_RULES = [
     Within("x", Bounded(np.linspace(1, 2, 8), np.full(8, 1e-6)), "F32", ("feature",)),
     Ulp("x", np.linspace(1, 2, 8), "F32", 2, ("feature",)),
     Exact("x", Tensor.from_values(np.linspace(1, 2, 8), "F32"), ("feature",)),
-    Propagated("x", Tensor.from_values(np.linspace(1, 2, 8), "F32"), Distance(0.01, 0.01), "", ("feature",)),
+    Propagated("x", Tensor.from_values(np.linspace(1, 2, 8), "F32"), Distance(0.01, 0.01, 0.01), "", ("feature",)),
 ]
 
 
@@ -553,7 +553,7 @@ def test_greedy_ids_among_nan_are_wrong() -> None:
 
 def test_propagated_measures_the_distance_of_the_whole_tensor() -> None:
     recorded = Tensor.from_values(np.full((2, 8), 2.0), "F32")
-    rule = Propagated("x", recorded, Distance(0.1, 0.05), "measured", ("position", "feature"))
+    rule = Propagated("x", recorded, Distance(0.1, 0.05, 1.0), "measured", ("position", "feature"))
     near = judged(rule, np.full((2, 8), 2.1), "F32")
     assert near.passed
     assert near.ratio == pytest.approx(0.5)

@@ -302,6 +302,7 @@ VECTORS = (
         (
             "compressed-row-index",
             "leftover-lost",
+            "ring-survives-request",
         ),
         (Schedule(_single((0, 19), (19, 1), (0, 1), *_steps(1, 6)), seed="again"),),
     ),

@@ -67,6 +67,16 @@ def cases() -> Iterator[Case]:
         source="hand-made",
     )
     yield Case(
+        "indexer/scores/two-requests",
+        "core",
+        "exact",
+        "Fails when a request is scored against the keys, or cut at the position, of another.",
+        "numerics.md 6.3",
+        _two_requests,
+        flags=("requests-mixed",),
+        source="hand-made",
+    )
+    yield Case(
         "indexer/scores/more-than-2048-keys",
         "core",
         "exact",
@@ -285,6 +295,18 @@ def _visibility() -> Iterator[Step]:
                 expected,
                 place,
             )
+
+
+def _two_requests() -> Iterator[Step]:
+    """The second request has the keys of the first in reverse, and stands at other positions."""
+    queries, keys, ramp = _ramp(6)
+    both = np.concatenate([keys, keys[:, ::-1]])
+    positions = np.asarray([[2, 3], [4, 5]])
+    visible = np.arange(6) <= positions[..., None]
+    expected = np.where(visible, np.stack([ramp, ramp[::-1]])[:, None], -np.inf)
+    place = Place(RATIO_ONE, ["two requests"])
+    repeated = np.broadcast_to(queries, (2, 2, *queries.shape[2:]))
+    yield _ask(RATIO_ONE, repeated, np.ones((2, 2, 1)), both, positions.tolist(), None, expected, place)
 
 
 def _masked() -> Iterator[Step]:

@@ -67,7 +67,6 @@ def cases() -> Iterator[Case]:
         "numerics.md 5 and 9",
         _one_layer,
         flags=(
-            "first-mix-not-one-hot",
             "streams-averaged",
             "image-not-placed",
             "logits-position",

@@ -140,18 +140,6 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         C,
-        "carry-cleared",
-        "carry-cleared",
-        "The carry is emptied when a group completes.",
-        Edit(
-            LINE,
-            "self.carry_kv, self.carry_score = carry_kv, carry_score",
-            "self.carry_kv = carry_kv.masked_fill(((waiting + length) % self.ratio == 0)[:, None, None], 0.0)\n"
-            "    self.carry_score = carry_score",
-        ),
-    ),
-    Fault(
-        C,
         "rows-not-rotated",
         "compressed-rotation",
         "Rows are cached without rotation.",

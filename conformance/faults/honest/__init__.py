@@ -8,11 +8,20 @@ from conformance.faults.honest.variant import HonestVariant
 HONEST_VARIANTS: tuple[HonestVariant, ...] = (*ORDERS, *STORAGE, *CONVERSATIONS)
 """All variants, by what they do differently: arithmetic, storage and lists, and how requests are put together."""
 
-NOISE_VARIANTS: tuple[HonestVariant, ...] = tuple(
-    variant
-    for variant in HONEST_VARIANTS
-    if variant.name in ("float32", "float64", "ties-earliest", "list-blocks-of-16", "final-maximum")
+NOISE_NAMES = (
+    "float32",
+    "float64",
+    "sums-reversed",
+    "sums-split-in-4",
+    "exponentials-by-exp2",
+    "ties-earliest",
+    "ties-latest",
+    "list-blocks-of-16",
+    "list-blocks-of-32",
+    "final-maximum",
 )
+
+NOISE_VARIANTS: tuple[HonestVariant, ...] = tuple(variant for variant in HONEST_VARIANTS if variant.name in NOISE_NAMES)
 """Those from which noise floors are measured: few, because every `propagated` case runs them all."""
 
 __all__ = ["HONEST_VARIANTS", "NOISE_VARIANTS", "HonestVariant"]

@@ -34,6 +34,18 @@ STORAGE: tuple[HonestVariant, ...] = (
         changes=(Edit("indexer.best", LIBRARY, "arithmetic.by_threshold(scores, count)"),),
     ),
     HonestVariant(
+        "carry-cleared",
+        "A completed group's tokens are never read again (numerics.md 6.2): they may be emptied.",
+        changes=(
+            Edit(
+                "compressor.Compressor._pool",
+                "self.carry_kv, self.carry_score = carry_kv, carry_score",
+                "self.carry_kv = carry_kv.masked_fill(((waiting + length) % self.ratio == 0)[:, None, None], 0.0)\n"
+                "    self.carry_score = carry_score",
+            ),
+        ),
+    ),
+    HonestVariant(
         "experts-by-sort",
         "The order of a token's experts is free.",
         changes=(
