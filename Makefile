@@ -42,7 +42,7 @@ check: setup
 	$(VENV)/bin/conformance check reference
 
 test: setup
-	$(RUN) -m pytest
+	$(RUN) -m pytest -n auto
 
 lint: setup
 	$(RUN) -m ruff check
