@@ -200,6 +200,7 @@ CAUGHT: tuple[tuple[str, tuple[str, ...]], ...] = (
             "indexer/causality-missing",
         ),
     ),
+    ("indexer/scores/two-requests", ("indexer/requests-mixed",)),
     ("indexer/scores/more-than-2048-keys", ("indexer/keys-beyond-2048-lost",)),
     ("indexer/queries/one-feature-set", ("indexer/queries-through-hadamard",)),
     (

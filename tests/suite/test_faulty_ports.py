@@ -375,10 +375,10 @@ FAULTS: dict[str, Fault] = {
     "another-requests-ring": Fault(
         STATEFUL,
         "model/free-running/batch-of-3",
-        "layer1/window",
-        ("state after 2", "request 2"),
+        "logits",
+        ("call 1",),
         {"attention.window_context": first_request_for_all},
-        message="noise floor",
+        message="the norm is off",
     ),
 }
 
