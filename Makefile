@@ -1,5 +1,6 @@
 # make check       judge the shipped reference (sets .venv up first)
 # make test        the suite's own tests
+# make faults      a fault for every known mistake: each must be rejected
 # make lint        style and types
 # make setup       only the virtual environment
 #
@@ -10,7 +11,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
-.PHONY: setup check test lint
+.PHONY: setup check test faults lint
 .DELETE_ON_ERROR:
 
 setup: $(READY)
@@ -43,6 +44,9 @@ check: setup
 
 test: setup
 	$(RUN) -m pytest -n auto
+
+faults: setup
+	$(VENV)/bin/conformance faults --quick
 
 lint: setup
 	$(RUN) -m ruff check

@@ -95,7 +95,7 @@ def _stateful(model: GoldenModel, trace: Trace, layers: list[int]) -> Iterator[S
                 return [Within("latent", rows.latents[:, part], "BF16", ROW_AXES, recorded=recorded)]
 
             yield Step(Advance(name, inputs), rules, Place(layer, [call]))
-        if ratio > 1:
+        if trace.total % ratio:
             yield Step(
                 ReadState(name),
                 partial(carry_rules, trace, rows, layer),
