@@ -180,8 +180,7 @@ def record(
     agreed: Annotated[bool, typer.Option("--yes", help="Execute the checkout's code; without, only show it.")] = False,
 ) -> int:
     """Record golden sets by running the published code on seeded weights; it is shown before it is executed."""
-    from conformance.recording.record import RecordOptions, print_progress
-    from conformance.recording.record import record as run
+    from conformance.recording.record import RecordOptions, print_progress, record as run
 
     return run(RecordOptions(upstream, out, kernels, agreed, scenarios, revision), print_progress)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -11,9 +11,10 @@ import numpy as np
 
 from conformance.adapters.session import Answer, Session, UnsupportedRequest
 from conformance.cases.case import Case, Open, ReadState, Step
-from conformance.errors import ConformanceError
+from conformance.errors import ConformanceError, in_one_line
 from conformance.judge import accumulators
 from conformance.judge.expectations import Expectation, Mode, Verdict
+from conformance.tensors import Tensor
 
 Status = Literal["PASS", "FAIL", "CRASH", "UNSUPPORTED", "BROKEN"]
 """BROKEN is our fault: the suite raised, or a recorded value does not satisfy the case's own rule."""
@@ -157,7 +158,7 @@ def run_case(case: Case, session: Session) -> CaseResult:
         status, message, reached = "BROKEN", str(problem), _reached(step)
     except Exception as error:
         status = "BROKEN"
-        message, reached = f"the suite raised {type(error).__name__}: {' '.join(str(error).split())}", _reached(step)
+        message, reached = f"the suite raised {in_one_line(error)}", _reached(step)
     if status == "PASS" and tally.first_failure is not None:
         status = "FAIL"
     if status == "PASS" and not tally.taps:
@@ -188,14 +189,18 @@ def _run_step(step: Step, session: Session, tally: _Tally) -> None:
             message = f"the result is missing; returned: {returned}"
             verdict = Verdict(missing[0], expectation.mode, False, ratio=np.inf, message=message)
         else:
-            _check_golden(expectation, step)
-            verdict = expectation.judge(results)
+            verdict = _judge(expectation, step, results)
         tally.add(Finding(step.place.describe(verdict.axes, verdict.index), verdict))
     for expectation in step.optional():
         if all(tap in results for tap in expectation.taps):
-            _check_golden(expectation, step)
-            verdict = expectation.judge(results)
+            verdict = _judge(expectation, step, results)
             tally.add(Finding(step.place.describe(verdict.axes, verdict.index), verdict))
+
+
+def _judge(expectation: Expectation, step: Step, results: Mapping[str, Tensor]) -> Verdict:
+    """The verdict on results, by a rule that the recorded values themselves satisfy."""
+    _check_golden(expectation, step)
+    return expectation.judge(results)
 
 
 def _check_golden(expectation: Expectation, step: Step) -> None:
@@ -208,12 +213,6 @@ def _check_golden(expectation: Expectation, step: Step) -> None:
             f"the recorded {verdict.tap} does not satisfy the rule at {where}: {verdict.message} "
             f"(recorded {verdict.actual}, computed {verdict.expected}, bound {verdict.bound})"
         )
-
-
-def run_cases(cases: Iterable[Case], session: Session) -> Iterator[CaseResult]:
-    """Run cases one after the other, yielding each result when it is there."""
-    for case in cases:
-        yield run_case(case, session)
 
 
 def exit_code(results: Sequence[CaseResult]) -> int:

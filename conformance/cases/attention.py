@@ -14,10 +14,8 @@ from conformance.cases.traces import GoldenModel, Joined, RecordedCalls, Trace, 
 from conformance.interface import Reading
 from conformance.judge.bounded import Bounded
 from conformance.judge.choices import Selection
-from conformance.judge.components import attention as rules_of
-from conformance.judge.components import indexer
-from conformance.judge.components.teacher_forced import Call as TracedCall
-from conformance.judge.components.teacher_forced import LayerRows, TeacherForcedAttention
+from conformance.judge.components import attention as rules_of, indexer
+from conformance.judge.components.teacher_forced import Call as TracedCall, LayerRows, TeacherForcedAttention
 from conformance.judge.components.window import ring_positions
 from conformance.judge.expectations import Expectation, Within
 from conformance.tensors import Tensor

@@ -32,50 +32,20 @@ from conformance.cases.noise_floors import floors_of, recipe_floors
 from conformance.cases.traces import GoldenModel, Joined
 from conformance.cases.vectors import (
     attention as attention_vectors,
-)
-from conformance.cases.vectors import (
     candidates as candidates_vectors,
-)
-from conformance.cases.vectors import (
     compressor as compressor_vectors,
-)
-from conformance.cases.vectors import (
     engram as engram_vectors,
-)
-from conformance.cases.vectors import (
     experts as experts_vectors,
-)
-from conformance.cases.vectors import (
     gate as gate_vectors,
-)
-from conformance.cases.vectors import (
     hyper_connections as hyper_connections_vectors,
-)
-from conformance.cases.vectors import (
     indexer as indexer_vectors,
-)
-from conformance.cases.vectors import (
     linear as linear_vectors,
-)
-from conformance.cases.vectors import (
     model as model_vectors,
-)
-from conformance.cases.vectors import (
     norm as norm_vectors,
-)
-from conformance.cases.vectors import (
     quantize as quantize_vectors,
-)
-from conformance.cases.vectors import (
     rotary as rotary_vectors,
-)
-from conformance.cases.vectors import (
     sampling as sampling_vectors,
-)
-from conformance.cases.vectors import (
     sparse_attention as sparse_attention_vectors,
-)
-from conformance.cases.vectors import (
     window as window_vectors,
 )
 from conformance.fixtures import Fixtures

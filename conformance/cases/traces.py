@@ -241,11 +241,6 @@ class Joined:
         """Where a step over all tokens stands."""
         return Place(layer, self._calls, self.positions[0].tolist())
 
-    def having(self, tap: str, layer: int) -> Joined | None:
-        """The traces that recorded a tap in every call, joined; None if there are none."""
-        traces = [trace for trace in self.traces if trace.has(tap, layer)]
-        return Joined(traces) if traces else None
-
     def tap(self, name: str, layer: int | None = None) -> Tensor:
         """A tap of all traces, [1, N, ...]."""
         return self._join((name, layer), lambda trace: trace.joined(name, layer))

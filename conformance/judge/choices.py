@@ -28,6 +28,11 @@ def dominated(kept: Bools, eligible: Any, low: Floats, high: Floats) -> tuple[An
     return best_out > worst_in, best_out, worst_in
 
 
+def scores_in_words(best_out: float, worst_in: float) -> str:
+    """The two scores of a choice that no scores inside the intervals lead to."""
+    return f" (left out: at least {best_out:.6g}, kept: at most {worst_in:.6g})"
+
+
 @dataclass(frozen=True)
 class Selection(OneTap):
     """The selected compressed positions, int32 [B, T, k]: ascending, then -1.
@@ -88,19 +93,8 @@ class Selection(OneTap):
                 if what.startswith("the number"):
                     message += f", {int(counts[row])} entries for {int(fewest[row])} visible"
                 if wrong is beaten:
-                    message += f" (left out: at least {best_out[row]:.6g}, kept: at most {worst_in[row]:.6g})"
-                return Verdict(
-                    self.tap,
-                    self.mode,
-                    False,
-                    wrong.size,
-                    int(wrong.sum()),
-                    np.inf,
-                    row,
-                    self.axes,
-                    message=message,
-                    note=self.note,
-                )
+                    message += scores_in_words(best_out[row], worst_in[row])
+                return _refused(self, wrong, row, message)
         return Verdict(self.tap, self.mode, True, int(beaten.size), axes=self.axes, note=self.note)
 
 
@@ -124,13 +118,9 @@ class CandidateBlocks(OneTap):
         actual = formed(self.tap, self.mode, results[self.tap], "BOOL", self.scores.shape)
         if isinstance(actual, Verdict):
             return actual
-        mask = block_view(actual.data, self.block_size, False)
-        low, high = block_maxima(self.scores, self.block_size)
-        blocks = low.shape[-1]
-        newest = (self.visible_counts - 1) // self.block_size
-        pinned = (np.arange(blocks) == newest[..., None]) & (self.visible_counts > 0)[..., None]
-        low, high = np.where(pinned, np.inf, low), np.where(pinned, np.inf, high)
-        present = block_view(np.ones_like(actual.data), self.block_size, False)
+        mask = block_view(actual.data, self.block_size)
+        low, high, pinned = pinned_maxima(self.scores, self.visible_counts, self.block_size)
+        present = block_view(np.ones_like(actual.data), self.block_size)
         kept: Bools = np.any(mask, axis=-1)
         eligible = high > -np.inf
         expected = np.minimum(self.topk_blocks, eligible.sum(-1))
@@ -149,26 +139,39 @@ class CandidateBlocks(OneTap):
                     f"blocks {np.flatnonzero(kept[row]).tolist()}, {int(expected[row])} expected"
                 )
                 if wrong is beaten:
-                    message += f" (left out: at least {best_out[row]:.6g}, kept: at most {worst_in[row]:.6g})"
-                return Verdict(
-                    self.tap,
-                    self.mode,
-                    False,
-                    wrong.size,
-                    int(wrong.sum()),
-                    np.inf,
-                    row,
-                    self.axes,
-                    message=message,
-                    note=self.note,
-                )
+                    message += scores_in_words(best_out[row], worst_in[row])
+                return _refused(self, wrong, row, message)
         return Verdict(self.tap, self.mode, True, int(beaten.size), axes=self.axes, note=self.note)
 
 
-def block_view(mask: Bools, block_size: int, fill: bool) -> Bools:
-    """[..., C] padded with `fill` to whole blocks and split: [..., blocks, block_size]."""
+def _refused(rule: Selection | CandidateBlocks, wrong: Any, row: tuple[int, ...], message: str) -> Verdict:
+    """The verdict on queries [B, T] of which those in `wrong` break a rule, `row` the first of them."""
+    return Verdict(
+        rule.tap,
+        rule.mode,
+        False,
+        wrong.size,
+        int(wrong.sum()),
+        np.inf,
+        row,
+        rule.axes,
+        message=message,
+        note=rule.note,
+    )
+
+
+def pinned_maxima(scores: Bounded, visible_counts: Ints, block_size: int) -> tuple[Floats, Floats, Bools]:
+    """Lowest and highest maximum of each block, and which is pinned: the newest visible one, with infinite maxima."""
+    low, high = block_maxima(scores, block_size)
+    newest = (visible_counts - 1) // block_size
+    pinned: Bools = (np.arange(low.shape[-1]) == newest[..., None]) & (visible_counts > 0)[..., None]
+    return np.where(pinned, np.inf, low), np.where(pinned, np.inf, high), pinned
+
+
+def block_view(mask: Bools, block_size: int) -> Bools:
+    """[..., C] padded with False to whole blocks and split: [..., blocks, block_size]."""
     padding = -mask.shape[-1] % block_size
-    padded = np.pad(mask, [(0, 0)] * (mask.ndim - 1) + [(0, padding)], constant_values=fill)
+    padded = np.pad(mask, [(0, 0)] * (mask.ndim - 1) + [(0, padding)], constant_values=False)
     return padded.reshape(*mask.shape[:-1], -1, block_size)
 
 
@@ -234,7 +237,7 @@ class GateChoice:
                 row = first_index(wrong)
                 message = f"{what} for {int(wrong.sum())} of {tokens} tokens: got {chosen[row].tolist()}"
                 if wrong is beaten:
-                    message += f" (left out: at least {best_out[row]:.6g}, kept: at most {worst_in[row]:.6g})"
+                    message += scores_in_words(best_out[row], worst_in[row])
                 return Verdict(
                     "gate_indices",
                     self.mode,

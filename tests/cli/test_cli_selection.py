@@ -7,8 +7,7 @@ from contextlib import suppress
 import pytest
 from cli_ports import CASES, GOOD_CASES
 from conftest import Run
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from conformance.errors import ConformanceError
 from conformance.selection import Selection, parse_expression, select, shard

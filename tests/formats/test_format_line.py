@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from conformance.formats import BF16, E2M1, E4M3, E8M0, FORMATS, FP16, FP32, Format
 

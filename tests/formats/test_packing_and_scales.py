@@ -4,8 +4,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from conformance.formats import BF16, E8M0, FP32, pack_fp4, power_of_two_scale, unpack_fp4
 

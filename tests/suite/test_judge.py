@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from conformance.formats import BF16, E4M3, FP32
 from conformance.judge.bounded import Bounded, concatenate, dot, hull, sum_roundoff, take_rows, where

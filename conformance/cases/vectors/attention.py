@@ -21,8 +21,7 @@ from conformance.interface import Reading
 from conformance.judge.bounded import concatenate
 from conformance.judge.components import attention as rules_of
 from conformance.judge.components.linear import Parameters
-from conformance.judge.components.teacher_forced import Call as ForcedCall
-from conformance.judge.components.teacher_forced import TeacherForcedAttention
+from conformance.judge.components.teacher_forced import Call as ForcedCall, TeacherForcedAttention
 from conformance.judge.expectations import Expectation, Within
 from conformance.tensors import Tensor
 

@@ -26,8 +26,7 @@ from conformance.judge.components import engram, experts, gate
 from conformance.judge.components.hyper_connections import coefficients, read, write
 from conformance.judge.components.linear import Parameters
 from conformance.judge.components.norm import rms_norm
-from conformance.judge.components.teacher_forced import Call as ForcedCall
-from conformance.judge.components.teacher_forced import TeacherForcedAttention
+from conformance.judge.components.teacher_forced import Call as ForcedCall, TeacherForcedAttention
 from conformance.judge.expectations import Expectation, Within
 from conformance.tensors import Tensor
 

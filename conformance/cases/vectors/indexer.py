@@ -12,8 +12,7 @@ import numpy.typing as npt
 
 from conformance.cases.case import Call, Case, Place, Step
 from conformance.cases.traces import exact, int64
-from conformance.cases.vectors import selection
-from conformance.cases.vectors import weights as made
+from conformance.cases.vectors import selection, weights as made
 from conformance.cases.vectors.configuration import CONFIG, MODEL, RATIO_ONE, RATIO_TWO
 from conformance.config import ModelConfig
 from conformance.formats import BF16, E8M0

@@ -10,8 +10,7 @@ import numpy as np
 
 from conformance.cases.case import Advance, Call, Case, Handle, Open, Place, Step
 from conformance.cases.traces import exact, int64
-from conformance.cases.vectors import block
-from conformance.cases.vectors import weights as made
+from conformance.cases.vectors import block, weights as made
 from conformance.cases.vectors.configuration import CONFIG, MODEL
 from conformance.config import ModelConfig
 from conformance.formats import BF16

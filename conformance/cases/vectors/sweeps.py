@@ -28,16 +28,6 @@ def positive_bf16(low: float, high: float) -> Floats:
     return np.asarray(values[(values >= low) & (values <= high)])
 
 
-def ulp_above(value: float) -> float:
-    """The next larger bf16 value."""
-    return float(BF16.decode(BF16.encode(value) + 1))
-
-
-def ulp_below(value: float) -> float:
-    """The next smaller bf16 value, in magnitude."""
-    return float(BF16.decode(BF16.encode(value) - 1))
-
-
 def around(values: Floats) -> Floats:
     """Each positive bf16 value with its two neighbours."""
     codes = BF16.encode(values).astype(np.int64)

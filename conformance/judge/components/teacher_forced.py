@@ -17,7 +17,7 @@ import numpy.typing as npt
 from conformance.config import ModelConfig
 from conformance.formats import BF16
 from conformance.judge.bounded import Bounded, Floats, concatenate
-from conformance.judge.choices import block_maxima
+from conformance.judge.choices import pinned_maxima
 from conformance.judge.components import attention, compressor, indexer, sparse_attention, window
 from conformance.judge.components.linear import Parameters
 
@@ -200,10 +200,8 @@ class TeacherForcedAttention:
         layer = self.config.candidate_source_layer
         scores = self.scores(layer, call).rounded(BF16)
         size, total = self.config.candidate_block_size, scores.shape[-1]
-        low, high = block_maxima(scores, size)
         visible = indexer.visible_counts(self.config, layer, self._positions(layer, call))
-        pinned = (np.arange(low.shape[-1]) == ((visible - 1) // size)[..., None]) & (visible > 0)[..., None]
-        low, high = np.where(pinned, np.inf, low), np.where(pinned, np.inf, high)
+        low, high, _ = pinned_maxima(scores, visible, size)
         surely, maybe = indexer.membership(low, high, self.config.candidate_topk_blocks)
         spread = np.repeat(surely, size, -1)[..., :total], np.repeat(surely | maybe, size, -1)[..., :total]
         return Candidates(*spread)
