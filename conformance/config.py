@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
 from typing import Any
 
+from conformance.config_checks import problems
 from conformance.errors import FixtureError
 
 LARGEST_NUMBER = 1 << 40
 """No size, count or base of a model comes near; larger numbers would only make a search endless."""
+
+SCORE_FUNCTION = "sqrtsoftplus"
 
 QUANTISER_GROUP = 32
 """The larger of the two group sizes of numerics.md 2."""
@@ -64,13 +67,32 @@ class ModelConfig:
     engram_head_dim: int = 0
     engram_pad_id: int = 0
     engram_compressed_vocab_size: int = 0
+    n_mtp_layers: int = 0
+    dspark_target_layer_ids: tuple[int, ...] = ()
+    dspark_block_size: int = 0
+    dspark_noise_token_id: int = 0
+    dspark_n_routed_experts: int = 0
+    dspark_n_activated_experts: int = 0
+    vision_n_layers: int = 0
+    vision_dim: int = 0
+    vision_n_heads: int = 0
+    vision_inter_dim: int = 0
+    vision_patch_size: int = 0
+    vision_rope_theta: float = 0.0
+    vision_downsample_ratio: int = 0
+    vision_max_n_token: int = 0
+    vision_min_pixels: int = 0
+    vision_max_wh_ratio: float = 0.0
+    """0 where the file says null: any width counts."""
+    image_token_id: int = -1
 
     @staticmethod
     def from_mapping(mapping: Mapping[str, Any], origin: str) -> ModelConfig:
         """Read the fields this suite needs; other keys belong to parts of the model it does not look at here.
 
         Raises:
-            FixtureError: a key is missing or of the wrong type; `origin` names the file.
+            FixtureError: a key is missing or of the wrong type, or its value contradicts the others; `origin` names the
+                file, the line the key.
         """
         values: dict[str, Any] = {}
         for field in fields(ModelConfig):
@@ -82,7 +104,7 @@ class ModelConfig:
             value = mapping[field.name]
             kind = str(field.type)
             if kind.startswith("tuple"):
-                if not isinstance(value, list | tuple) or not all(isinstance(v, int) for v in value):
+                if not isinstance(value, list | tuple) or not all(type(v) is int for v in value):
                     raise FixtureError(
                         f"{origin}: key {field.name!r} must be a list of integers, got {str(value)[:40]}"
                     )
@@ -93,17 +115,16 @@ class ModelConfig:
                 value = int(value) if kind == "int" else float(value)
             values[field.name] = value
         config = ModelConfig(**values)
-        if len(config.compress_ratios) < config.n_layers:
-            raise FixtureError(f"{origin}: key 'compress_ratios' has fewer entries than n_layers = {config.n_layers}")
+        score = mapping.get("score_func", SCORE_FUNCTION)
+        if score != SCORE_FUNCTION:
+            raise FixtureError(f"{origin}: key 'score_func' is {str(score)[:40]!r}, only {SCORE_FUNCTION!r} is known")
+        # The first is shown: a rule may assume those before it.
+        for problem in problems(config):
+            raise FixtureError(f"{origin}: {problem}")
         for name, width in config._quantised_widths().items():
             if width % QUANTISER_GROUP:
                 raise FixtureError(
                     f"{origin}: {name} is {width}, but is quantised in groups of {QUANTISER_GROUP}, all of them whole"
-                )
-        for layer in range(config.n_layers):
-            if config.ratio(layer) and not any(s <= layer for s in config.kv_source_layers):
-                raise FixtureError(
-                    f"{origin}: layer {layer} compresses but key 'kv_source_layers' has no source before it"
                 )
         return config
 
@@ -146,6 +167,16 @@ class ModelConfig:
         """Whether the layer's scores are restricted to the published candidates."""
         return self.indexes(layer) and layer > self.candidate_source_layer >= 0
 
+    def with_sources(self, layers: Iterable[int]) -> list[int]:
+        """These layers and those whose rows, selections or candidates they read, ascending (numerics.md 6.1)."""
+        needed = set(layers)
+        for layer in sorted(needed):
+            if self.ratio(layer):
+                needed |= {self.kv_source(layer), self.index_source(layer)}
+                if self.masked_by_candidates(self.index_source(layer)):
+                    needed.add(self.candidate_source_layer)
+        return sorted(needed)
+
     def role(self, layer: int) -> str:
         """The attention role in words, used in case ids (numerics.md 6.1)."""
         if not self.ratio(layer):
@@ -164,6 +195,11 @@ class ModelConfig:
     def coefficient_rows(self) -> int:
         """Rows of a hyper-connection projection: pre and post of S each, comb of S squared."""
         return (2 + self.hc_mult) * self.hc_mult
+
+    @property
+    def draft_layers(self) -> range:
+        """Ids of the draft blocks, which follow the model's layers (numerics.md 10)."""
+        return range(self.n_layers, self.n_layers + self.n_mtp_layers)
 
     @property
     def engram_columns(self) -> int:

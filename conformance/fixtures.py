@@ -14,16 +14,18 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 import fixtures as shipped
+from conformance.checkpoint_weights import CheckpointTensors, Excerpt
 from conformance.errors import FixtureError
 from conformance.tensors import SafetensorsFile, Tensor, one_line, parse_json, write_atomically
 
 FORMAT_VERSION = 1
-LOCK, MANIFEST, CONFIG, RECIPE, WEIGHTS = (
+LOCK, MANIFEST, CONFIG, RECIPE, WEIGHTS, CHECKPOINT = (
     "lock.json",
     "manifest.json",
     "config.json",
     "recipe.json",
     "weights.safetensors",
+    "checkpoint.json",
 )
 LARGEST_JSON = 1 << 26
 NOISE_FLOOR = "noise_floor.json"
@@ -182,6 +184,11 @@ class Scenario:
         return self._file[f"state/layer{layer}/{name}"]
 
     @property
+    def drafts(self) -> bool:
+        """Whether the draft head was recorded."""
+        return "spec_ids" in self._taps
+
+    @property
     def has_state(self) -> bool:
         """Whether the state after the last call was recorded."""
         return any(name.startswith("state/") for name in self._file)
@@ -197,6 +204,11 @@ class Scenario:
             MissingTensorError: it was not recorded.
         """
         return self._file[name]
+
+    @property
+    def file(self) -> SafetensorsFile:
+        """All tensors of the scenario under their full names."""
+        return self._file
 
     def layers(self) -> tuple[int, ...]:
         """The layers that have a tap in some call, ascending."""
@@ -284,22 +296,22 @@ def _key(call: int, name: str, layer: int | None) -> str:
 
 
 class ModelSet:
-    """A whole model at some size, weights included, and the scenarios recorded from it.
+    """A model at some size and the scenarios recorded from it: a whole one with its weights, or layers of a checkpoint.
 
     Attributes:
         name: the subdirectory.
         config: the model's configuration, key names as upstream spells them.
-        weights: parameters by checkpoint name, read when asked for and then kept.
+        excerpt: where the weights of a set that stores none come from; such a set has layers, no embedding and no head.
         scenarios: by name, ascending.
     """
 
     kind: Literal["model"] = "model"
 
-    def __init__(self, directory: Path) -> None:
-        """Open a set and check every header in it.
+    def __init__(self, directory: Path, checkpoint: Path | None = None) -> None:
+        """Open a set and check every header in it; `checkpoint` is where a set without weights finds them.
 
         Raises:
-            FixtureError: a file is missing or not of the format.
+            FixtureError: a file is missing or not of the format, or the checkpoint is not that of the recording.
         """
         self.name = directory.name
         self.config: Mapping[str, Any] = _read_object(directory / CONFIG, f"{self.name}/{CONFIG}")
@@ -309,13 +321,34 @@ class ModelSet:
             if type(count) is not int or count < 0:
                 raise FixtureError(f"{one_line(self.name)}/{CONFIG}: {key} is missing or not a count")
             layer_count += count
-        self.weights = SafetensorsFile(directory / WEIGHTS, f"{self.name}/{WEIGHTS}", cached=True)
+        self.excerpt: Excerpt | None = None
+        self._weights: SafetensorsFile | CheckpointTensors | None = None
+        label = f"{one_line(self.name)}/{CHECKPOINT}"
+        if not (directory / CHECKPOINT).exists():
+            self._weights = SafetensorsFile(directory / WEIGHTS, f"{self.name}/{WEIGHTS}", cached=True)
+        elif (directory / WEIGHTS).exists():
+            raise FixtureError(f"{label}: beside {WEIGHTS}: a set has one of them")
+        else:
+            self.excerpt = Excerpt.from_mapping(_read_object(directory / CHECKPOINT, label), layer_count, label)
+            if checkpoint is not None:
+                self._weights = CheckpointTensors(checkpoint, self.excerpt.layers, self.excerpt)
         paths = [path for path in _tensor_files(directory) if path.name != WEIGHTS]
         if not paths:
-            raise FixtureError(f"{one_line(self.name)}: no scenario beside {WEIGHTS}")
+            raise FixtureError(f"{one_line(self.name)}: no scenario beside {WEIGHTS if self._weights else CHECKPOINT}")
         self.scenarios: Mapping[str, Scenario] = {
             path.stem: Scenario(path, f"{self.name}/{path.name}", layer_count) for path in paths
         }
+
+    @property
+    def weights(self) -> SafetensorsFile | CheckpointTensors:
+        """Parameters by checkpoint name: stored ones are kept once they were read, those of a checkpoint are not.
+
+        Raises:
+            FixtureError: the set refers to a checkpoint, and none was given.
+        """
+        if self._weights is None:
+            raise FixtureError(f"{one_line(self.name)}: recorded from a checkpoint: name it by --checkpoint DIR")
+        return self._weights
 
 
 class RecipeSet:
@@ -363,7 +396,7 @@ class Fixtures:
     lock_hash: str
     sets: tuple[str, ...]
 
-    def __init__(self, directory: Path, verify: bool) -> None:
+    def __init__(self, directory: Path, verify: bool, checkpoint: Path | None) -> None:
         """See `open`."""
         self.directory = directory
         if not directory.is_dir():
@@ -380,7 +413,7 @@ class Fixtures:
                 # What a link shows is in no lock.
                 raise FixtureError(f"{one_line(path.name)}: a symbolic link instead of a directory")
             if (path / CONFIG).is_file():
-                self._models[path.name] = ModelSet(path)
+                self._models[path.name] = ModelSet(path, checkpoint)
             elif (path / RECIPE).is_file():
                 self._recipes[path.name] = RecipeSet(path)
             else:
@@ -388,18 +421,22 @@ class Fixtures:
         self.sets = (*self._models, *self._recipes)
         if not self.sets:
             raise FixtureError(f"{one_line(str(directory))}: no set in it")
+        if checkpoint is not None and not any(model.excerpt for model in self._models.values()):
+            raise FixtureError(f"--checkpoint {one_line(str(checkpoint))}: no set here was recorded from a checkpoint")
 
     @classmethod
-    def open(cls, directory: Path | None = None, verify: bool = True) -> "Fixtures":
+    def open(cls, directory: Path | None = None, verify: bool = True, checkpoint: Path | None = None) -> "Fixtures":
         """Open the sets of a directory, the shipped ones when None.
 
-        With `verify`, every file is read once and hashed; without, only headers are read.
+        With `verify`, every file is read once and hashed; without, only headers are read. `checkpoint` is the folder of
+        the weights of a set that was recorded from one.
 
         Raises:
             FixtureError: a file is missing, added, changed, or not of the format.
         """
         # Resolved now: an implementation may change the working directory while cases still read files.
-        return cls(Path(shipped.__file__).parent if directory is None else Path(directory).resolve(), verify)
+        place = Path(shipped.__file__).parent if directory is None else Path(directory).resolve()
+        return cls(place, verify, None if checkpoint is None else Path(checkpoint).resolve())
 
     def kind(self, name: str) -> Literal["model", "recipe"]:
         """Whether a set stores its weights (`model`) or names a recipe for them (`recipe`).

@@ -54,7 +54,11 @@ class Description:
     accumulator: AccumulatorName = "fp32"
     """What sums the products of FP8 and FP4 linears; anything but fp32 widens bounds and is named in the verdict."""
     conventions: Mapping[str, str] = field(default_factory=dict)
-    """Free remarks, by name."""
+    """Free remarks, by name. One is more than a remark: `negative-zero-code`, "kept" or "cleared", says what becomes of
+    the FP4 code of a value that rounds to zero from below (numerics.md 1)."""
+    deviations: tuple[str, ...] = ()
+    """What the port does differently on purpose, by the names of `conformance/deviations/deviations.toml`: it is judged
+    by the equations with these deviations, and its verdict names them."""
 
 
 class Stateful:
@@ -77,6 +81,9 @@ class Implementation:
     """A port of the model, component by component.  Override what the port has; see the module docstring."""
 
     tensor_type: ClassVar[Literal["torch", "numpy"]] = "torch"
+    parallel: ClassVar[bool] = False
+    """Whether the port can run as several ranks, each a process that reads RANK, WORLD_SIZE, MASTER_ADDR and
+    MASTER_PORT and returns whole results (`conformance check --world-size`)."""
 
     def describe(self) -> Description:
         """Name, version, device and conventions of the port."""
@@ -390,9 +397,204 @@ class Implementation:
         """
         raise Unsupported("head")
 
+    # dspark ---------------------------------------------------------------------------------------------------------
+    #
+    # L model layers are tapped, n drafts are proposed at a time; draft blocks are numbered on from the model's layers.
+
+    def main_hidden(self, config: Config, residuals: Array) -> Array:
+        """What the draft head sees of the model: bf16 [B,T,layers,S,D] -> bf16 [B,T,L*D] (numerics.md 10).
+
+        The residuals are those that enter each layer of the model, after Engram; `dspark_target_layer_ids` says which
+        are tapped.  A prefill has them at every position.
+        """
+        raise Unsupported("main_hidden")
+
+    def main_projection(self, config: Config, weights: Weights, main_hidden: Array) -> Array:
+        """bf16 main_hidden [B,T,L*D] -> main_x bf16 [B,T,D], the same for every draft block (numerics.md 10).
+
+        `weights` are those of the first draft block: `main_proj.weight`, `main_proj.scale`, `main_norm.weight`.
+        """
+        raise Unsupported("main_projection")
+
+    def draft_embedding(self, config: Config, weight: Array, output_ids: Array) -> Array:
+        """bf16 weight [V,D], int32 [B], the model's newest tokens -> what drafts begin as, bf16 [B,n,D] (10)."""
+        raise Unsupported("draft_embedding")
+
+    def draft_attention(
+        self, config: Config, layer_id: int, weights: Weights, x: Array, ring: Array, start_pos: Array
+    ) -> Array:
+        """bf16 x [B,n,D] of the drafts at positions start_pos... (int64 [B]) -> bf16 [B,n,D] (numerics.md 10).
+
+        bf16 ring [B,W,d] holds the rows of the model's positions before start_pos.
+        """
+        raise Unsupported("draft_attention")
+
+    def draft_block(self, config: Config, layer_id: int, weights: Weights, batch_size: int) -> Stateful:
+        """One draft block with its ring.  `weights` are those of the block (`attn.wq_a.weight`, ...).
+
+        step(h bf16 [B,n,S,D], pre fp32 [B,n,S], main_x bf16 [B,T,D], start_pos int64 [B]) -> `h_out`, `pre_out`.
+        start_pos is the first of the model's positions that main_x belongs to; the drafts stand behind the last.  A
+        prefill (start_pos 0) only seeds the ring and returns nothing, or h and pre as given.  state() -> `window`.
+        (numerics.md 10)
+        """
+        raise Unsupported("draft_block")
+
+    def markov_bias(self, weights: Weights, previous_ids: Array) -> Array:
+        """int32 [B], the tokens before a draft -> what they add to its logits, fp32 [B,V] (numerics.md 10).
+
+        `weights` are those of the last draft block: `markov_head.embed.weight`, `markov_head.head.weight`.
+        """
+        raise Unsupported("markov_bias")
+
+    def draft_confidence(self, weights: Weights, hidden: Array, previous_ids: Array) -> Array:
+        """bf16 hidden [B,D], before the final norm, and int32 [B] -> raw confidence fp32 [B] (numerics.md 10).
+
+        `weights` are those of the last draft block: `confidence_head.proj.weight`, `markov_head.embed.weight`.
+        """
+        raise Unsupported("draft_confidence")
+
+    def draft_tokens(
+        self, config: Config, weights: Weights, head_weight: Array, h: Array, pre: Array, output_ids: Array
+    ) -> tuple[Array, Array, Array]:
+        """The end of the draft head at temperature 0: ids int32 [B,1+n], logits fp32 [B,n,V], confidence fp32 [B,n].
+
+        bf16 h [B,n,S,D] and fp32 pre [B,n,S] of the last draft block, whose `weights` these are; bf16 head_weight [V,D]
+        and int32 output_ids [B] of the model.  The ids begin with output_ids; the logits include the Markov bias.
+        (numerics.md 10)
+        """
+        raise Unsupported("draft_tokens")
+
+    def dspark(self, config: Config, weights: Weights, batch_size: int) -> Stateful:
+        """The draft head.  `weights` under checkpoint names: `embed.weight`, `head.weight`, `mtp.0...`.
+
+        step(main_hidden bf16 [B,T,L*D], output_ids int32 [B], start_pos int64 [B]) -> `spec_ids`, `spec_logits`,
+        `spec_confidence` as `draft_tokens`.  It follows the model's call at start_pos and is given what that left: the
+        hidden states of its positions, and its newest tokens.  A prefill (start_pos 0) seeds the rings and need not
+        return anything.  state() -> `layer{l}/window`.  (numerics.md 10)
+        """
+        raise Unsupported("dspark")
+
+    def roll_back(self, target: Any, end: Array) -> None:
+        """Forget the tokens of the last call of `target` from position `end` (int64 [B]) on: they were rejected.
+
+        `target` is what this implementation made as `attention`, `block`, `stack`, `model`, `draft_block` or `dspark`.
+        Its last call had T tokens at start_pos, the drafts to be verified among them, and start_pos < end <=
+        start_pos + T.  Afterwards everything is as if the rejected tokens had never been given; the next call begins
+        at `end`.  Asked for in the intended reading only.  (numerics.md 10.1)
+        """
+        raise Unsupported("roll_back")
+
+    # vision ---------------------------------------------------------------------------------------------------------
+    #
+    # n patches and m aligner cells of several images follow one another, image by image; `grids` int64 [images, 2] says
+    # how many rows and columns of patches each image has.  P is vision_patch_size, V vision_dim.
+
+    def image_resize_plan(self, config: Config, width: int, height: int) -> tuple[Array, Array, Array, Array]:
+        """Sizes for an image of width x height pixels, all int64, (rows, columns) where there are two (numerics.md 11).
+
+        The canvas in pixels [2], its grid of patches [2], the aligner's grid [2], and the span's tokens [].
+        """
+        raise Unsupported("image_resize_plan")
+
+    def image_patches(self, config: Config, pixels: Array) -> Array:
+        """RGB pixels uint8 [height, width, 3] -> resized, padded, scaled, cut: bf16 [n,3,P,P] (numerics.md 11).
+
+        Patches are row-major over the grid that `image_resize_plan` gives.
+        """
+        raise Unsupported("image_patches")
+
+    def image_spans(self, config: Config, input_ids: Array, patch_grids: Array) -> tuple[Array, Array]:
+        """A prompt with one image token an image -> the prompt with spans, and its token types (numerics.md 11).
+
+        int32 input_ids [N], int64 patch_grids [images, 2] in the order of the image tokens -> input_ids and token types
+        int32 [T] each: -1 text, 0 start, 1 image, 2 newline, 3 end.
+        """
+        raise Unsupported("image_spans")
+
+    def merge_images(
+        self, config: Config, weights: Weights, embedded: Array, token_types: Array, features: Array
+    ) -> Array:
+        """bf16 embedded [B,T,D], int32 token_types [B,T], bf16 aligner rows [m,D] -> bf16 [B,T,D] (numerics.md 11).
+
+        The rows belong to the image tokens in their order, request by request.  `weights`: `image_start`,
+        `image_newline`, `image_end` under checkpoint names.
+        """
+        raise Unsupported("merge_images")
+
+    def patch_embedding(self, config: Config, weights: Weights, patches: Array) -> Array:
+        """bf16 patches [n,3,P,P] -> bf16 [n,V].  `weights`: `proj.weight`, `proj.bias`  (numerics.md 11)."""
+        raise Unsupported("patch_embedding")
+
+    def vision_rotate(self, config: Config, x: Array, grids: Array) -> Array:
+        """Turn queries or keys by row and column of their patch: bf16 [n,H,V/H] -> the same (numerics.md 11)."""
+        raise Unsupported("vision_rotate")
+
+    def vision_attention(self, config: Config, weights: Weights, x: Array, grids: Array) -> Array:
+        """bf16 x [n,V], already normed -> what is added to the residual, bf16 [n,V] (numerics.md 11).
+
+        `weights`: `wqkv.weight`, `wqkv.bias`, `wo.weight`, `wo.bias`
+        """
+        raise Unsupported("vision_attention")
+
+    def vision_mlp(self, config: Config, weights: Weights, x: Array) -> Array:
+        """bf16 x [n,V], already normed -> bf16 [n,V].  `weights`: `w1.weight`, `w2.weight`  (numerics.md 11)."""
+        raise Unsupported("vision_mlp")
+
+    def vision_block(self, config: Config, weights: Weights, x: Array, grids: Array) -> Array:
+        """bf16 x [n,V] -> bf16 [n,V].  `weights`: `norm1.weight`, `attn.wqkv.weight`, ... (numerics.md 11)."""
+        raise Unsupported("vision_block")
+
+    def vision(self, config: Config, weights: Weights, patches: Array, grids: Array) -> Array:
+        """The tower: bf16 patches [n,3,P,P] -> after the final norm, bf16 [n,V] (numerics.md 11).
+
+        `weights`: `patch_embed.proj.weight`, `blocks.{i}.norm1.weight`, ..., `norm.weight`
+        """
+        raise Unsupported("vision")
+
+    def aligner(self, config: Config, weights: Weights, x: Array, grids: Array) -> Array:
+        """bf16 x [n,V] of the tower -> rows of the language model, bf16 [m,D] (numerics.md 11).
+
+        `weights`: `w1.weight`, `w1.bias`, `w2.weight`, `w2.bias`
+        """
+        raise Unsupported("aligner")
+
+    # serving --------------------------------------------------------------------------------------------------------
+
+    def save_state(self, target: Any) -> Any:
+        """Keep the state of `target` aside, unmoved by what `target` does later (numerics.md 10.2).
+
+        `target` is what this implementation made as `compressor`, `attention`, `block`, `stack` or `model`.  What is
+        returned is opaque to the suite and handed to `restore_state`.
+        """
+        raise Unsupported("save_state")
+
+    def restore_state(self, target: Any, saved: Any) -> None:
+        """Put `target` into a saved state: its own, or that of another object made from the same arguments (10.2).
+
+        A saved state may be restored more than once.
+        """
+        raise Unsupported("restore_state")
+
+    # sampling -------------------------------------------------------------------------------------------------------
+
     def greedy(self, logits: Array) -> Array:
         """fp32 [B,V] -> int32 [B], a largest logit (numerics.md 9)."""
         raise Unsupported("greedy")
+
+    def sample(self, logits: Array, temperature: float, exponentials: Array) -> Array:
+        """fp32 logits and unit exponentials [B,V] -> int32 [B].
+
+        The arg max of softmax(logits / temperature) / exponentials, or of the same in logarithms.  At temperature 0 it
+        is `greedy`, whatever the exponentials.  (numerics.md 9)
+        """
+        raise Unsupported("sample")
+
+    def draws(self, logits: Array, temperature: float, count: int, seed: int) -> Array:
+        """fp32 [B,V] -> int32 [B,count], independent draws from softmax(logits / temperature), by any method.
+
+        The seed makes them repeatable; they are judged as a distribution.  (numerics.md 9)
+        """
+        raise Unsupported("draws")
 
     def parameter_counts(self, config: Config) -> Mapping[str, int]:
         """Learned elements of the text path by unit, scales not counted, without allocating (numerics.md 0).
@@ -467,8 +669,35 @@ def _methods() -> dict[str, Method]:
             "head": ("final_norm", "logits"),
             "model": ("logits", "output_ids"),
             "parameter_counts": ("counts",),
+            "save_state": (),
+            "restore_state": (),
         },
-        "sampling": {"greedy": ("output_ids",)},
+        "vision": {
+            "image_resize_plan": ("canvas", "patch_grid", "aligner_grid", "tokens"),
+            "image_patches": ("patches",),
+            "image_spans": ("input_ids", "token_types"),
+            "merge_images": ("merged",),
+            "patch_embedding": ("embedded",),
+            "vision_rotate": ("rotated",),
+            "vision_attention": ("attended",),
+            "vision_mlp": ("out",),
+            "vision_block": ("out",),
+            "vision": ("vit_out",),
+            "aligner": ("aligner_out",),
+        },
+        "dspark": {
+            "main_hidden": ("main_hidden",),
+            "main_projection": ("main_x",),
+            "draft_embedding": ("embed",),
+            "draft_attention": ("attn_out",),
+            "draft_block": ("h_out", "pre_out"),
+            "markov_bias": ("bias",),
+            "draft_confidence": ("confidence",),
+            "draft_tokens": ("spec_ids", "spec_logits", "spec_confidence"),
+            "dspark": ("spec_ids", "spec_logits", "spec_confidence"),
+            "roll_back": (),
+        },
+        "sampling": {"greedy": ("output_ids",), "sample": ("output_ids",), "draws": ("draws",)},
     }
     return {name: Method(component, results) for component, group in table.items() for name, results in group.items()}
 
@@ -495,6 +724,8 @@ COMPONENTS: tuple[str, ...] = (
     "block",
     "stack",
     "model",
+    "dspark",
+    "vision",
     "sampling",
 )
 """Components in the order of reports; the names of modules in `reference/` and `optimized/`."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import numpy.typing as npt
 
+from conformance.recipe import RecipeScale, RecipeTensor
 from conformance.tensors import Tensor
 
 Ints = npt.NDArray[np.int64]
@@ -23,6 +24,10 @@ class LazyTensors(Mapping[str, Tensor]):
     def rows(self, name: str, rows: Ints) -> Tensor:
         """Rows [...] of a matrix without making the others: [..., K]."""
 
+    def recipe(self, name: str) -> RecipeTensor | RecipeScale | None:
+        """How a tensor is made, for those who make it themselves; None where no recipe says it."""
+        return None
+
     def within(self, prefix: str) -> LazyTensors:
         """The tensors whose names begin with `prefix`, by the rest of the name."""
         return _Part(self, prefix)
@@ -34,6 +39,9 @@ class _Part(LazyTensors):
 
     def rows(self, name: str, rows: Ints) -> Tensor:
         return self._whole.rows(self._prefix + name, rows)
+
+    def recipe(self, name: str) -> RecipeTensor | RecipeScale | None:
+        return self._whole.recipe(self._prefix + name)
 
     def __getitem__(self, name: str) -> Tensor:
         return self._whole[self._prefix + name]

@@ -158,7 +158,12 @@ class RecipeWeights(LazyTensors):
             self._declared[layer] = block(self._config, layer)
         return self._declared[layer]
 
-    def _find(self, name: str) -> RecipeTensor | RecipeScale:
+    def recipe(self, name: str) -> RecipeTensor | RecipeScale:
+        """How the parameter, or the scale, of that name is made.
+
+        Raises:
+            KeyError: as `declaration`.
+        """
         if name.endswith(".scale"):
             try:
                 return self.declaration(name.removesuffix("scale") + "weight").scale
@@ -167,15 +172,15 @@ class RecipeWeights(LazyTensors):
         return self.declaration(name)
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._find(name).tensor()
+        return self.recipe(name).tensor()
 
     def rows(self, name: str, rows: Ints) -> Tensor:
         """Rows [...] of a matrix or of its scales, without the rest: [..., K]."""
-        return self._find(name).rows(rows)
+        return self.recipe(name).rows(rows)
 
     def __contains__(self, name: object) -> bool:
         try:
-            self._find(str(name))
+            self.recipe(str(name))
         except KeyError:
             return False
         return True

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -245,15 +245,27 @@ def read_header(path: Path, label: str | None = None, dtypes: Mapping[str, int] 
     label = one_line(label or str(path))
     try:
         with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            length = int.from_bytes(file.read(8), "little")
-            if size < 8 or length > size - 8:
-                raise FixtureError(f"{label}: truncated: {size} bytes, the header alone says {length}")
-            if length > MAX_HEADER_BYTES:
-                raise FixtureError(f"{label}: header of {length} bytes, the limit is {MAX_HEADER_BYTES}")
-            raw = file.read(length)
+            return parse_header(file, label, dtypes)
     except OSError as error:
         raise FixtureError(f"{label}: cannot be read: {error.strerror}") from error
+
+
+def parse_header(
+    file: IO[bytes], label: str, dtypes: Mapping[str, int] = FILE_DTYPES, largest: int = MAX_HEADER_BYTES
+) -> Header:
+    """`read_header` for a file that is open at its beginning, with a header of at most `largest` bytes.
+
+    Raises:
+        FixtureError: as `read_header`.
+        OSError: the file cannot be read.
+    """
+    size = os.fstat(file.fileno()).st_size
+    length = int.from_bytes(file.read(8), "little")
+    if size < 8 or length > size - 8:
+        raise FixtureError(f"{label}: truncated: {size} bytes, the header alone says {length}")
+    if length > largest:
+        raise FixtureError(f"{label}: header of {length} bytes, the limit is {largest}")
+    raw = file.read(length)
 
     parsed = parse_json(raw, f"{label}: header")
     if not isinstance(parsed, dict):
@@ -315,6 +327,9 @@ class SafetensorsFile(Mapping[str, Tensor]):
         label: how messages call the file; the path when None.
         cached: keep every tensor that was read.
 
+    Attributes:
+        read_names: the tensors that were asked for so far.
+
     Raises:
         FixtureError: the header is damaged.
     """
@@ -323,6 +338,7 @@ class SafetensorsFile(Mapping[str, Tensor]):
         self.path = path
         self.label = one_line(label or str(path))
         self.header = read_header(path, label)
+        self.read_names: set[str] = set()
         self._cache: dict[str, Tensor] | None = {} if cached else None
 
     @property
@@ -346,6 +362,7 @@ class SafetensorsFile(Mapping[str, Tensor]):
             MissingTensorError: no tensor of that name.
             FixtureError: the file cannot be read any more, or the bits are invalid (a BOOL byte above 1).
         """
+        self.read_names.add(name)
         if self._cache is not None and name in self._cache:
             return self._cache[name]
         entry = self.header.entries.get(name)

@@ -27,7 +27,7 @@ from reference.quantize import dequantize_fp8_weight
 from reference.rotary import rotate
 from reference.runtime import Runtime, grow
 from reference.sparse_attention import sparse_attention
-from reference.window import window_context, window_indices, window_rows, window_update
+from reference.window import RingCall, rolled_back_ring, window_context, window_indices, window_rows, window_update
 
 
 def query_latent(
@@ -104,6 +104,7 @@ class Attention:
         self.runtime = runtime
         self.compute = compute
         self.window = torch.zeros(batch_size, config.window_size, config.head_dim, dtype=torch.bfloat16)
+        self._last_call: RingCall | None = None
         self.compressor: Compressor | None = None
         if config.compresses(layer_id):
             self.compressor = Compressor(config, layer_id, weights, batch_size, compute=compute)
@@ -120,12 +121,12 @@ class Attention:
         taps = {"attn_in": x}
 
         taps["q_latent"] = query_latent(config, layer_id, weights, x, compute=compute)
-        q = attention_queries(config, layer_id, weights, taps["q_latent"], positions, compute=compute)
-        taps["attn_q"] = q
+        q = taps["attn_q"] = self._queries(taps["q_latent"], positions)
 
         rows = window_rows(config, layer_id, weights, x, positions, compute=compute)
         ring_before = self.window.masked_fill((start_pos == 0)[:, None, None], 0.0)
         self.window = window_update(config, ring_before, rows, start_pos)
+        self._last_call = RingCall(start_pos, ring_before, rows)
         taps["window_rows"] = rows
 
         if self.compressor is not None:
@@ -135,9 +136,18 @@ class Attention:
 
         kv, taps["window_slots"], taps["attn_list"] = self._context(ring_before, rows, start_pos)
         scale = config.head_dim**-0.5
-        taps["attn_o"] = sparse_attention(q, kv, taps["attn_list"], weights["attn_sink"], scale, compute=compute)
-        taps["attn_out"] = attention_output(config, layer_id, weights, taps["attn_o"], positions, compute=compute)
+        taps["attn_o"] = self._attend(q, kv, taps["attn_list"], scale)
+        taps["attn_out"] = self._output(taps["attn_o"], positions)
         return taps
+
+    def _queries(self, q_latent: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return attention_queries(self.config, self.layer_id, self.weights, q_latent, positions, compute=self.compute)
+
+    def _attend(self, q: torch.Tensor, kv: torch.Tensor, listed: torch.Tensor, scale: float) -> torch.Tensor:
+        return sparse_attention(q, kv, listed, self.weights["attn_sink"], scale, compute=self.compute)
+
+    def _output(self, o: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return attention_output(self.config, self.layer_id, self.weights, o, positions, compute=self.compute)
 
     def _compress(self, compressor: Compressor, x: torch.Tensor, start_pos: torch.Tensor) -> dict[str, torch.Tensor]:
         """Append the rows that this call completes, and publish rows and keys (numerics.md 6.2 and 6.3)."""
@@ -212,6 +222,21 @@ class Attention:
             window_lists.append(window_list.unsqueeze(0))
             lists.append(whole_list.unsqueeze(0))
         return pad_sequence(contexts, batch_first=True), cat_padded(window_lists, -1), cat_padded(lists, -1)
+
+    def roll_back(self, end: torch.Tensor) -> None:
+        """Forget the tokens of the last call from position `end` on: int64 [B] (numerics.md 10.1).
+
+        The ring is made anew, since rejected tokens have overwritten rows that are in the window again.  Compressed
+        rows and index keys are cut after the last group that is still complete.  What the runtime holds is published
+        anew by the next call.
+        """
+        self.window = rolled_back_ring(self.config, self._last_call, end)
+        if self.compressor is not None:
+            self.compressor.roll_back(end)
+            remaining = end // self.config.ratio(self.layer_id)
+            exists = (torch.arange(int(remaining.max())) < remaining.unsqueeze(1)).unsqueeze(-1)
+            self.compressed = self.compressed[:, : exists.shape[1]] * exists
+            self.index_keys = self.index_keys[:, : exists.shape[1]] * exists
 
     def state(self) -> dict[str, torch.Tensor]:
         """`window` [B,W,d]; of a KV source also `compressed`, `index_keys`, `carry_kv`, `carry_score`."""

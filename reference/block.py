@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 
 from reference.attention import Attention
@@ -16,6 +18,19 @@ from reference.moe import moe_taps
 from reference.norm import rms_norm
 from reference.parameters import Scoped, Weights
 from reference.runtime import Runtime
+
+
+class BlockAttention(Protocol):
+    """What a block needs of its attention."""
+
+    def step(self, x: torch.Tensor, start_pos: torch.Tensor) -> dict[str, torch.Tensor]:
+        """bf16 x [B,T,D], int64 start_pos [B] -> `attn_out` bf16 [B,T,D] and other taps."""
+
+    def roll_back(self, end: torch.Tensor) -> None:
+        """Forget the tokens of the last call from position `end` on."""
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """The state by name."""
 
 
 class Block:
@@ -40,7 +55,9 @@ class Block:
         self.weights = weights
         self.token_map = token_map
         self.compute = compute
-        self.attention = Attention(config, layer_id, Scoped(weights, "attn"), runtime, batch_size, compute=compute)
+        self.attention: BlockAttention = Attention(
+            config, layer_id, Scoped(weights, "attn"), runtime, batch_size, compute=compute
+        )
         self.look_back = LookBack(config, batch_size)
 
     def step(
@@ -87,9 +104,11 @@ class Block:
         assert self.token_map is not None
         ids, barrier = self.look_back.extend(input_ids, start_pos, image_mask)
         rows = hash_ids(self.config, self.layer_id, look_back_ids(self.config, self.token_map, ids, barrier))
+        return {"engram_in": h, "engram_hash": rows, "engram_out": self._write_engram(h, rows, image_mask)}
+
+    def _write_engram(self, h: torch.Tensor, rows: torch.Tensor, image_mask: torch.Tensor | None) -> torch.Tensor:
         weights = Scoped(self.weights, "engram")
-        out = engram_write(self.config, self.layer_id, weights, h, rows, image_mask, compute=self.compute)
-        return {"engram_in": h, "engram_hash": rows, "engram_out": out}
+        return engram_write(self.config, self.layer_id, weights, h, rows, image_mask, compute=self.compute)
 
     def _coefficients(self, h: torch.Tensor, sublayer: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         fn, scale, base = (self.weights[f"hc_{sublayer}_{name}"] for name in ("fn", "scale", "base"))
@@ -104,6 +123,12 @@ class Block:
         mask = None if image_mask is None else image_mask.flatten()
         taps = moe_taps(self.config, Scoped(self.weights, "ffn"), x.flatten(0, 1), mask, compute=self.compute)
         return taps | {"ffn_out": taps["ffn_out"].view(x.shape)}
+
+    def roll_back(self, end: torch.Tensor) -> None:
+        """Forget the tokens of the last call from position `end` on: int64 [B] (numerics.md 10.1)."""
+        self.attention.roll_back(end)
+        if self.config.has_engram(self.layer_id):
+            self.look_back.roll_back(end)
 
     def state(self) -> dict[str, torch.Tensor]:
         """The state of the attention."""

@@ -57,6 +57,7 @@ class Compressor:
         shape = (batch_size, self.ratio, config.head_dim)
         self.carry_kv = torch.zeros(shape, dtype=compute)
         self.carry_score = torch.full(shape, -torch.inf, dtype=compute)
+        self._last_call: tuple[torch.Tensor, ...] = ()
 
     def step(self, x: torch.Tensor, start_pos: torch.Tensor) -> dict[str, torch.Tensor]:
         """bf16 x [B,T,D], int64 start_pos [B] -> `latent` bf16 [B,n,d], absent when no group completes.
@@ -99,16 +100,30 @@ class Compressor:
         pooled = pool_groups(group_kv[:, :n], group_score[:, :n])
         exists = torch.arange(n) < completed.unsqueeze(1)
 
-        # What stays: of a prefill the leftover tokens, of a continuing call the last r tokens.
-        token = torch.arange(length)
-        first_kept = torch.where(start_pos == 0, length // self.ratio * self.ratio, length - self.ratio)
-        kept = token >= first_kept.unsqueeze(1)
-        request, index = torch.nonzero(kept, as_tuple=True)
-        slot = place[request, index] % self.ratio
-        carry_kv[request, slot], carry_score[request, slot] = kv[request, index], score[request, index]
+        self._last_call = (start_pos, carry_kv, carry_score, kv, score)
+        carry_kv, carry_score = self._keep(torch.full_like(start_pos, length))
         self.carry_kv, self.carry_score = carry_kv, carry_score
 
         return pooled.masked_fill(~exists.unsqueeze(-1), 0.0)
+
+    def _keep(self, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The carry after the first `lengths` [B] tokens of the last call: fp32 [B,r,d] twice.
+
+        What stays is, of a prefill, the leftover tokens, and of a continuing call the last r tokens.
+        """
+        start_pos, carry_kv, carry_score, kv, score = self._last_call
+        token, length = torch.arange(kv.shape[1]), lengths.unsqueeze(1)
+        first_kept = torch.where(start_pos.unsqueeze(1) == 0, length // self.ratio * self.ratio, length - self.ratio)
+        request, index = torch.nonzero((token >= first_kept) & (token < length), as_tuple=True)
+        slot = (start_pos[request] + index) % self.ratio
+        carry_kv, carry_score = carry_kv.clone(), carry_score.clone()
+        carry_kv[request, slot], carry_score[request, slot] = kv[request, index], score[request, index]
+        return carry_kv, carry_score
+
+    def roll_back(self, end: torch.Tensor) -> None:
+        """Forget the tokens of the last call from position `end` on: int64 [B] (numerics.md 10.1)."""
+        if self.ratio > 1:
+            self.carry_kv, self.carry_score = self._keep(end - self._last_call[0])
 
     def state(self) -> dict[str, torch.Tensor]:
         """`carry_kv` and `carry_score` fp32 [B,r,d]; nothing for ratio 1."""

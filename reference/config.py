@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any
 
 POSITIVE_SIZES = (
@@ -86,7 +86,27 @@ class Config:
     engram_pad_id: int = 0
     engram_compressed_vocab_size: int = 0
 
+    n_mtp_layers: int = 0
+    """Draft blocks; their layer ids follow those of the model."""
     dspark_target_layer_ids: tuple[int, ...] = ()
+    dspark_block_size: int = 0
+    dspark_noise_token_id: int = 0
+    dspark_markov_rank: int = 0
+    dspark_n_routed_experts: int = 0
+    dspark_n_activated_experts: int = 0
+
+    vision_n_layers: int = 0
+    vision_dim: int = 0
+    vision_n_heads: int = 1
+    vision_inter_dim: int = 0
+    vision_patch_size: int = 1
+    vision_rope_theta: float = 10000.0
+    vision_downsample_ratio: int = 1
+    vision_max_n_token: int = 0
+    vision_min_pixels: int = 0
+    vision_max_wh_ratio: float | None = None
+    """None where any width counts."""
+    image_token_id: int = -1
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Config:
@@ -111,6 +131,8 @@ class Config:
         self._check_sources()
         self._check_candidates()
         self._check_engram()
+        self._check_vision()
+        self._check_dspark()
 
     def _check_sizes(self) -> None:
         for name in POSITIVE_SIZES:
@@ -183,6 +205,48 @@ class Config:
         for layer in self.engram_layer_ids:
             if not 0 <= layer < self.n_layers:
                 raise ValueError(f"config: engram_layer_ids names layer {layer} of {self.n_layers}")
+
+    def _check_vision(self) -> None:
+        if not self.vision_n_layers:
+            return
+        for name in ("dim", "n_heads", "inter_dim", "patch_size", "downsample_ratio"):
+            if getattr(self, f"vision_{name}") < 1:
+                raise ValueError(f"config: vision_{name} must be at least 1 with vision_n_layers")
+        if self.vision_dim % (4 * self.vision_n_heads):
+            raise ValueError(f"config: vision_dim {self.vision_dim} is not divisible by 4 times vision_n_heads")
+
+    def _check_dspark(self) -> None:
+        for layer in self.dspark_target_layer_ids:
+            if not 0 <= layer < self.n_layers:
+                raise ValueError(f"config: dspark_target_layer_ids names layer {layer} of {self.n_layers}")
+        if not self.dspark_block_size:
+            return
+        for name in ("n_mtp_layers", "dspark_markov_rank", "dspark_n_routed_experts", "dspark_n_activated_experts"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"config: {name} must be at least 1 with dspark_block_size")
+        if not self.dspark_target_layer_ids:
+            raise ValueError("config: dspark_target_layer_ids must not be empty with dspark_block_size")
+        if any(self.compress_ratios[self.n_layers :]):
+            raise ValueError("config: compress_ratios of draft blocks must be 0")
+        if not 0 <= self.dspark_noise_token_id < self.vocab_size:
+            raise ValueError(f"config: dspark_noise_token_id {self.dspark_noise_token_id} is not in the vocabulary")
+
+    # DSpark (numerics.md 10) ----------------------------------------------------------------------------------------
+
+    @property
+    def draft_layers(self) -> range:
+        """Ids of the draft blocks, which follow the model's layers."""
+        return range(self.n_layers, self.n_layers + self.n_mtp_layers)
+
+    def of_drafts(self) -> Config:
+        """The hyper-parameters of a draft block: window only, experts of its own number."""
+        ratios = (*self.compress_ratios[: self.n_layers], *(0 for _ in self.draft_layers))
+        return replace(
+            self,
+            compress_ratios=ratios,
+            n_routed_experts=self.dspark_n_routed_experts,
+            n_activated_experts=self.dspark_n_activated_experts,
+        )
 
     # roles (numerics.md 6.1) ----------------------------------------------------------------------------------------
 

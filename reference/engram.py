@@ -108,6 +108,7 @@ class LookBack:
         self.config = config
         self.input_ids = torch.zeros(batch_size, config.engram_look_back, dtype=torch.int32)
         self.barrier = torch.ones(batch_size, config.engram_look_back, dtype=torch.bool)
+        self._last_call: tuple[torch.Tensor, ...] = ()
 
     def extend(
         self, input_ids: torch.Tensor, start_pos: torch.Tensor, image_mask: torch.Tensor | None
@@ -119,7 +120,14 @@ class LookBack:
         barrier = torch.cat((remembered, barrier), dim=1)
         length = input_ids.shape[1]
         self.input_ids, self.barrier = ids[:, length:], barrier[:, length:]
+        self._last_call = (start_pos, ids, barrier)
         return ids, barrier
+
+    def roll_back(self, end: torch.Tensor) -> None:
+        """Forget the tokens of the last call from position `end` on: int64 [B] (numerics.md 10.1)."""
+        start_pos, ids, barrier = self._last_call
+        remembered = (end - start_pos).unsqueeze(1) + torch.arange(self.config.engram_look_back)
+        self.input_ids, self.barrier = ids.gather(1, remembered), barrier.gather(1, remembered)
 
 
 def engram_hash(

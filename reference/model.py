@@ -48,6 +48,16 @@ def place_image(
     return torch.where(image_mask.unsqueeze(-1), image_features, embedded)
 
 
+def main_hidden(config: Config, residuals: torch.Tensor, *, compute: torch.dtype = torch.float32) -> torch.Tensor:
+    """What the draft head sees of the model: bf16 residuals [B,T,n_layers,S,D] -> bf16 [B,T,L·D] (numerics.md 10).
+
+    The mean over the streams of the residual that enters each of the L layers in `dspark_target_layer_ids`, after the
+    layer's Engram and before its block.
+    """
+    tapped = residuals[:, :, list(config.dspark_target_layer_ids)]
+    return to_bf16(tapped.to(compute).mean(dim=-2)).flatten(-2)
+
+
 class Model:
     """Embedding, all layers, head.  `weights` are under checkpoint names."""
 
@@ -92,7 +102,8 @@ class Model:
         of_layers = self.stack.step(h, pre, input_ids, start_pos, image_mask, kept_taps=kept_taps)
         h, pre = of_layers["h_out"], of_layers["pre_out"]
         if targets:
-            taps["main_hidden"] = self._main_hidden([of_layers[f"layer{layer}/h_in"] for layer in targets])
+            residuals = torch.stack([of_layers[f"layer{layer}/h_in"] for layer in range(config.n_layers)], dim=2)
+            taps["main_hidden"] = main_hidden(config, residuals, compute=self.compute)
         if all_taps:
             taps |= of_layers
 
@@ -102,9 +113,9 @@ class Model:
         taps["output_ids"] = greedy(taps["logits"])
         return taps
 
-    def _main_hidden(self, residuals: list[torch.Tensor]) -> torch.Tensor:
-        """Mean over the streams of the residual that enters each target layer, concatenated (numerics.md 10)."""
-        return torch.cat([to_bf16(h.to(self.compute).mean(dim=2)) for h in residuals], dim=-1)
+    def roll_back(self, end: torch.Tensor) -> None:
+        """Forget the tokens of the last call from position `end` on: int64 [B] (numerics.md 10.1)."""
+        self.stack.roll_back(end)
 
     def state(self) -> dict[str, torch.Tensor]:
         """The state of every layer as `layer{l}/{name}`."""

@@ -64,6 +64,11 @@ class Stack:
             }
         return taps | {"h_out": h, "pre_out": pre}
 
+    def roll_back(self, end: torch.Tensor) -> None:
+        """Forget the tokens of the last call from position `end` on: int64 [B] (numerics.md 10.1)."""
+        for block in self.blocks.values():
+            block.roll_back(end)
+
     def state(self) -> dict[str, torch.Tensor]:
         """The state of every layer as `layer{l}/{name}`."""
         return {

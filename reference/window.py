@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from reference.config import Config
@@ -67,6 +69,31 @@ def window_update(
     ring = ring.clone()
     ring[torch.arange(ring.shape[0]).unsqueeze(1), slots] = rows[:, kept]
     return ring
+
+
+class RingCall(NamedTuple):
+    """What a ring can be made anew from: int64 start_pos [B], the ring [B,W,d] before a call and its rows [B,T,d]."""
+
+    start_pos: torch.Tensor
+    ring_before: torch.Tensor
+    rows: torch.Tensor
+
+
+def rolled_back_ring(config: Config, call: RingCall | None, end: torch.Tensor) -> torch.Tensor:
+    """The ring as if the last call had ended before position `end`: int64 [B] -> bf16 [B,W,d] (numerics.md 10.1).
+
+    A ValueError says that there was no call, or that `end` is not in it.
+    """
+    if call is None:
+        raise ValueError("there is no call to take tokens back from")
+    lengths = (end - call.start_pos).tolist()
+    if not all(0 <= length <= call.rows.shape[1] for length in lengths):
+        raise ValueError(f"positions from {end.tolist()} on are not all of the last call, {call.start_pos.tolist()}")
+    rings = []
+    for request, (start, length) in enumerate(zip(call.start_pos.tolist(), lengths, strict=True)):
+        one = slice(request, request + 1)
+        rings.append(window_update(config, call.ring_before[one], call.rows[one, :length], start))
+    return torch.cat(rings)
 
 
 def window_context(

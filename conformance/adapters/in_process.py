@@ -6,6 +6,7 @@ import copy
 import hashlib
 import math
 import traceback
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -16,8 +17,8 @@ import torch
 import torch.utils.dlpack
 
 from conformance.adapters.session import BadResult, Crash, UnsupportedRequest
-from conformance.cases.case import Advance, Call, Handle, Open, Request
-from conformance.errors import in_one_line
+from conformance.cases.case import Advance, Call, Handle, Open, Request, is_weights
+from conformance.errors import FixtureError, in_one_line
 from conformance.interface import METHODS, Description, Implementation, Stateful, Unsupported
 from conformance.lazy import LazyTensors
 from conformance.tensors import Tensor
@@ -35,6 +36,8 @@ TORCH_DTYPES: Mapping[str, torch.dtype] = {
     "BOOL": torch.bool,
 }
 LARGEST_RESULT = 1 << 28
+LARGEST_KEPT = 1 << 31
+"""Bytes of weights made at their look-up that are kept during a case: a layer's experts alone have 7 GB."""
 DTYPE_NAMES: Mapping[torch.dtype, str] = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
@@ -93,17 +96,68 @@ def _digest(value: Any) -> bytes:
     return hashlib.blake2b(np.ascontiguousarray(value).tobytes(), digest_size=16).digest()
 
 
-class ConvertedLazily(Mapping[str, Any]):
-    """Weights converted at the first look-up of each and then kept."""
+class KeptWeights:
+    """Weights that were converted at their look-up: the least recently used go when all take more than `limit` bytes.
 
-    def __init__(self, tensors: LazyTensors, convert: Callable[[Tensor], Any]) -> None:
-        self._tensors, self._convert = tensors, convert
-        self._converted: dict[str, Any] = {}
+    Attributes:
+        failure: what went wrong when a weight was read; whoever implements the model has no part in it.
+    """
+
+    def __init__(self, limit: int = LARGEST_KEPT) -> None:
+        self.failure: FixtureError | None = None
+        self._limit, self._bytes = limit, 0
+        self._values: OrderedDict[tuple[int, str], tuple[ConvertedLazily, Any]] = OrderedDict()
+
+    def value(self, owner: ConvertedLazily, name: str, make: Callable[[], Any]) -> Any:
+        """The weight `name` of `owner`, made if it is not kept."""
+        key = (id(owner), name)
+        if key in self._values:
+            self._values.move_to_end(key)
+            return self._values[key][1]
+        try:
+            # A tensor made in inference mode would not count its changes, and a port may be in it.
+            with torch.inference_mode(False):
+                value = _read_only(make())
+        except FixtureError as error:
+            self.failure = error
+            raise
+        self._values[key] = (owner, value)
+        self._bytes += value.nbytes
+        while self._bytes > self._limit and len(self._values) > 1:
+            (_, dropped), (holder, old) = self._values.popitem(last=False)
+            self._bytes -= old.nbytes
+            holder.changed = holder.changed or _changed({dropped: old})
+        return value
+
+    def changed(self, owner: ConvertedLazily) -> str:
+        """Name of a kept weight of `owner` that was written to, empty if none was."""
+        return _changed({name: value for (_, name), (holder, value) in self._values.items() if holder is owner})
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._values.clear()
+        self._bytes, self.failure = 0, None
+
+
+class ConvertedLazily(Mapping[str, Any]):
+    """Weights converted when they are looked up and kept as long as there is room.
+
+    Attributes:
+        changed: name of a weight that is kept no longer and had been written to, empty if there is none.
+    """
+
+    def __init__(self, tensors: LazyTensors, convert: Callable[[Tensor], Any], kept: KeptWeights) -> None:
+        self._tensors, self._convert, self._kept = tensors, convert, kept
+        self.changed = ""
+
+    def first_changed(self) -> str:
+        """Name of a weight that was written to after it was handed out, empty if none was."""
+        return self.changed or self._kept.changed(self)
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self._converted:
-            self._converted[name] = self._convert(self._tensors[name])
-        return self._converted[name]
+        if name not in self._tensors:
+            raise KeyError(name)
+        return self._kept.value(self, name, lambda: self._convert(self._tensors[name]))
 
     def __contains__(self, name: object) -> bool:
         return name in self._tensors
@@ -127,10 +181,16 @@ class InProcess:
         # Weights are converted once: the suite hands over the same mapping object for every step of a set.
         self._weights: dict[int, tuple[Mapping[str, Tensor], Mapping[str, Any]]] = {}
         self._used: set[int] = set()
+        self._kept = KeptWeights()
 
     def describe(self) -> Description:
         """Name, version and conventions."""
         return self._description
+
+    @property
+    def parallel(self) -> bool:
+        """Whether the implementation can be one rank of several."""
+        return self._implementation.parallel
 
     def supports(self, method: str) -> bool:
         """A method is supported when the class overrides it."""
@@ -141,6 +201,7 @@ class InProcess:
         self._objects.clear()
         self._discard_changed()
         self._used.clear()
+        self._kept.clear()
         self._weights = {key: pair for key, pair in self._weights.items() if not isinstance(pair[0], LazyTensors)}
 
     def finish(self) -> None:
@@ -160,6 +221,7 @@ class InProcess:
         """Nothing outlives the object."""
         self._objects.clear()
         self._weights.clear()
+        self._kept.clear()
 
     def ask(self, request: Request) -> Mapping[str, Tensor]:
         """Put one request to the object; whatever it raises becomes an answer."""
@@ -172,7 +234,7 @@ class InProcess:
         if isinstance(request, Open):
             arguments = self._arguments(request.arguments)
             opened = self._guarded(request.method, getattr(self._implementation, request.method), arguments)
-            if request.method != "runtime" and not callable(getattr(opened, "step", None)):
+            if request.method not in ("runtime", "save_state") and not callable(getattr(opened, "step", None)):
                 raise BadResult(f"{request.method}: expected an object with step(), got {type(opened).__name__}")
             self._objects[request.name] = opened
             return {}
@@ -193,7 +255,11 @@ class InProcess:
         except KeyboardInterrupt:
             raise
         except BaseException as error:
+            if self._kept.failure is not None:
+                raise self._kept.failure from error
             raise Crash(f"{what} raised {in_one_line(error)}{_innermost(error)}") from error
+        if self._kept.failure is not None:
+            raise self._kept.failure
         changed = [name for name, digest in before.items() if _digest(hashed[name]) != digest]
         if changed:
             raise BadResult(f"{what} modified its input {changed[0]}")
@@ -207,9 +273,7 @@ class InProcess:
             return self._objects[value.name]
         if isinstance(value, Tensor):
             return self._convert(value)
-        if isinstance(value, LazyTensors) or (
-            isinstance(value, Mapping) and any(isinstance(v, Tensor) for v in value.values())
-        ):
+        if is_weights(value):
             known = self._weights.get(id(value))
             if known is None or known[0] is not value:
                 known = (value, self._converted(value))
@@ -221,12 +285,15 @@ class InProcess:
 
     def _converted(self, weights: Mapping[str, Tensor]) -> Mapping[str, Any]:
         if isinstance(weights, LazyTensors):
-            return ConvertedLazily(weights, self._convert)
-        converted = {name: self._convert(tensor) for name, tensor in weights.items()}
-        for value in converted.values():
-            if isinstance(value, np.ndarray):
-                value.flags.writeable = False
-        return MappingProxyType(converted)
+            return ConvertedLazily(weights, self._convert, self._kept)
+        return MappingProxyType({name: _read_only(self._convert(tensor)) for name, tensor in weights.items()})
+
+
+def _read_only(value: Any) -> Any:
+    """A weight as it is handed over: numpy can refuse changes, torch counts them."""
+    if isinstance(value, np.ndarray):
+        value.flags.writeable = False
+    return value
 
 
 def _changed(weights: Mapping[str, Any]) -> str:
@@ -236,7 +303,7 @@ def _changed(weights: Mapping[str, Any]) -> str:
     read-only.
     """
     if isinstance(weights, ConvertedLazily):
-        return ""
+        return weights.first_changed()
     return next((n for n, value in weights.items() if isinstance(value, torch.Tensor) and value._version), "")
 
 
@@ -249,6 +316,8 @@ def _innermost(error: BaseException) -> str:
 def named_results(method: str, results: Any) -> dict[str, Tensor]:
     """Name the results of a stateless method in the order of `METHODS`."""
     names: Sequence[str] = METHODS[method].results
+    if not names:
+        return {}
     if method == "parameter_counts":
         return _counts(results)
     values = results if isinstance(results, tuple | list) else (results,)

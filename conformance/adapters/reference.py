@@ -11,10 +11,12 @@ import reference.attention
 import reference.block
 import reference.candidates
 import reference.compressor
+import reference.dspark
 import reference.engram
 import reference.experts
 import reference.gate
 import reference.hyper_connections
+import reference.images
 import reference.indexer
 import reference.linear
 import reference.model
@@ -24,11 +26,13 @@ import reference.parameters
 import reference.quantize
 import reference.rotary
 import reference.sampling
+import reference.saving
 import reference.sparse_attention
 import reference.stack
+import reference.vision
 import reference.window
 from conformance import __version__
-from conformance.interface import Array, Config, Description, Implementation, Reading, Stateful, Weights
+from conformance.interface import Array, Config, Description, Implementation, Reading, Stateful, Unsupported, Weights
 from reference.config import Config as ReferenceConfig
 from reference.indexer import Ties
 from reference.runtime import Runtime
@@ -40,6 +44,9 @@ class _Steps(Protocol):
     @property
     def step(self) -> Any:
         """Advance by one call."""
+
+    def roll_back(self, end: torch.Tensor) -> None:
+        """Forget the tokens of the last call from position `end` on."""
 
     def state(self) -> dict[str, torch.Tensor]:
         """The state by name."""
@@ -55,6 +62,18 @@ class ReferenceStateful(Stateful):
         """Advance by one call and return every tap."""
         taps: dict[str, torch.Tensor] = self.inner.step(**inputs)
         return taps
+
+    def roll_back(self, end: Array) -> None:
+        """Forget the tokens of the last call from position `end` on."""
+        self.inner.roll_back(end)
+
+    def save_state(self) -> Any:
+        """A copy of what the object keeps."""
+        return reference.saving.save(self.inner)
+
+    def restore_state(self, saved: Any) -> None:
+        """Back to what was kept."""
+        reference.saving.restore(self.inner, saved)
 
     def state(self) -> Mapping[str, Array]:
         """The state by name."""
@@ -379,9 +398,129 @@ class Reference(Implementation):
         """Final norm and logits."""
         return reference.model.head(self._read(config), weights, h, pre, compute=self.compute)
 
+    # vision ---------------------------------------------------------------------------------------------------------
+
+    def image_resize_plan(self, config: Config, width: int, height: int) -> tuple[Array, Array, Array, Array]:
+        """Sizes of an image."""
+        canvas, patch_grid, aligner_grid, tokens = reference.images.image_resize_plan(self._read(config), width, height)
+        return torch.tensor(canvas), torch.tensor(patch_grid), torch.tensor(aligner_grid), torch.tensor(tokens)
+
+    def image_patches(self, config: Config, pixels: Array) -> Array:
+        """Pixels to patches; resampling takes Pillow."""
+        try:
+            return reference.images.image_patches(self._read(config), pixels)
+        except ModuleNotFoundError as error:
+            raise Unsupported(f"resampling needs {error.name}: install the extra [vision]") from error
+
+    def image_spans(self, config: Config, input_ids: Array, patch_grids: Array) -> tuple[Array, Array]:
+        """Ids and token types."""
+        return reference.images.image_spans(self._read(config), input_ids, patch_grids)
+
+    def merge_images(
+        self, config: Config, weights: Weights, embedded: Array, token_types: Array, features: Array
+    ) -> Array:
+        """Features and delimiters in their places."""
+        return reference.images.merge_images(self._read(config), weights, embedded, token_types, features)
+
+    def patch_embedding(self, config: Config, weights: Weights, patches: Array) -> Array:
+        """Projected patches."""
+        return reference.vision.patch_embedding(self._read(config), weights, patches, compute=self.compute)
+
+    def vision_rotate(self, config: Config, x: Array, grids: Array) -> Array:
+        """Heads turned by row and column."""
+        return reference.vision.vision_rotate(self._read(config), x, grids, compute=self.compute)
+
+    def vision_attention(self, config: Config, weights: Weights, x: Array, grids: Array) -> Array:
+        """Attention of a block."""
+        return reference.vision.vision_attention(self._read(config), weights, x, grids, compute=self.compute)
+
+    def vision_mlp(self, config: Config, weights: Weights, x: Array) -> Array:
+        """Feed-forward of a block."""
+        return reference.vision.vision_mlp(self._read(config), weights, x, compute=self.compute)
+
+    def vision_block(self, config: Config, weights: Weights, x: Array, grids: Array) -> Array:
+        """One block."""
+        return reference.vision.vision_block(self._read(config), weights, x, grids, compute=self.compute)
+
+    def vision(self, config: Config, weights: Weights, patches: Array, grids: Array) -> Array:
+        """The tower."""
+        return reference.vision.vision(self._read(config), weights, patches, grids, compute=self.compute)
+
+    def aligner(self, config: Config, weights: Weights, x: Array, grids: Array) -> Array:
+        """Rows of the language model."""
+        return reference.vision.aligner(self._read(config), weights, x, grids, compute=self.compute)
+
     def greedy(self, logits: Array) -> Array:
         """A largest logit."""
         return reference.sampling.greedy(logits)
+
+    def sample(self, logits: Array, temperature: float, exponentials: Array) -> Array:
+        """Arg max of probabilities over exponentials."""
+        return reference.sampling.sample(logits, temperature, exponentials, compute=self.compute)
+
+    def draws(self, logits: Array, temperature: float, count: int, seed: int) -> Array:
+        """Seeded draws."""
+        return reference.sampling.draws(logits, temperature, count, seed, compute=self.compute)
+
+    def save_state(self, target: Any) -> Any:
+        """A copy of what the object keeps."""
+        return target.save_state()
+
+    def restore_state(self, target: Any, saved: Any) -> None:
+        """Back to what was kept."""
+        target.restore_state(saved)
+
+    # dspark ---------------------------------------------------------------------------------------------------------
+
+    def main_hidden(self, config: Config, residuals: Array) -> Array:
+        """What the draft head sees of the model."""
+        return reference.model.main_hidden(self._read(config), residuals, compute=self.compute)
+
+    def main_projection(self, config: Config, weights: Weights, main_hidden: Array) -> Array:
+        """The draft blocks' view of the model's positions."""
+        return reference.dspark.main_projection(self._read(config), weights, main_hidden, compute=self.compute)
+
+    def draft_embedding(self, config: Config, weight: Array, output_ids: Array) -> Array:
+        """What drafts begin as."""
+        return reference.dspark.draft_embedding(self._read(config), weight, output_ids)
+
+    def draft_attention(
+        self, config: Config, layer_id: int, weights: Weights, x: Array, ring: Array, start_pos: Array
+    ) -> Array:
+        """Attention of drafts over the ring and one another."""
+        return reference.dspark.draft_attention(
+            self._read(config), layer_id, weights, x, ring, start_pos, compute=self.compute
+        )
+
+    def draft_block(self, config: Config, layer_id: int, weights: Weights, batch_size: int) -> Stateful:
+        """One draft block."""
+        return ReferenceStateful(
+            reference.dspark.DraftBlock(self._read(config), layer_id, weights, batch_size, compute=self.compute)
+        )
+
+    def markov_bias(self, weights: Weights, previous_ids: Array) -> Array:
+        """What the token before a draft adds to its logits."""
+        return reference.dspark.markov_bias(weights, previous_ids, compute=self.compute)
+
+    def draft_confidence(self, weights: Weights, hidden: Array, previous_ids: Array) -> Array:
+        """Raw confidence."""
+        return reference.dspark.draft_confidence(weights, hidden, previous_ids, compute=self.compute)
+
+    def draft_tokens(
+        self, config: Config, weights: Weights, head_weight: Array, h: Array, pre: Array, output_ids: Array
+    ) -> tuple[Array, Array, Array]:
+        """The end of the draft head."""
+        return reference.dspark.draft_tokens(
+            self._read(config), weights, head_weight, h, pre, output_ids, compute=self.compute
+        )
+
+    def dspark(self, config: Config, weights: Weights, batch_size: int) -> Stateful:
+        """The draft head."""
+        return ReferenceStateful(reference.dspark.DSpark(self._read(config), weights, batch_size, compute=self.compute))
+
+    def roll_back(self, target: Any, end: Array) -> None:
+        """Forget rejected tokens."""
+        target.roll_back(end)
 
     def parameter_counts(self, config: Config) -> Mapping[str, int]:
         """Learned elements by unit."""

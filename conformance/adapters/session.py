@@ -28,10 +28,30 @@ class Crash(Answer):
     status = "CRASH"
 
 
+class TimedOut(Answer):
+    """The implementation's process did not answer in time and was ended."""
+
+    status = "TIMEOUT"
+
+
+class ProtocolViolation(Answer):
+    """The implementation's process, or its folder, does not follow `docs/protocol.md`."""
+
+    status = "PROTOCOL"
+
+
 class BadResult(Answer):
     """The implementation answered with something that is not a result: wrong names, types or values."""
 
     status = "FAIL"
+
+
+class ByRank(dict[str, Tensor]):
+    """Results of rank 0, and of each other rank whose results are not the same bits."""
+
+    def __init__(self, results: Mapping[str, Tensor], others: Mapping[int, Mapping[str, Tensor]]) -> None:
+        super().__init__(results)
+        self.others = others
 
 
 class Session(Protocol):

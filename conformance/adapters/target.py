@@ -7,28 +7,51 @@ import importlib.metadata
 import sys
 from pathlib import Path
 
+from conformance.adapters.folder import PREFIX as FOLDER_PREFIX, open_folder
+from conformance.adapters.process import PREFIX, TIMEOUT, open_process
 from conformance.adapters.session import Session
 from conformance.errors import TargetError, in_one_line
 from conformance.interface import Description, Implementation
+from conformance.ports import PORTS, installed
 
-SHIPPED = {"reference": "conformance.adapters.reference:Reference"}
+UPSTREAM_PREFIX = "upstream:"
+SHIPPED = {
+    "reference": "conformance.adapters.reference:Reference",
+    "optimized": "conformance.adapters.optimized:Optimized",
+    "reference-parallel": "conformance.adapters.parallel_reference:ParallelReference",
+}
 ENTRY_POINT_GROUP = "conformance.implementations"
 
 
-def open_target(target: str) -> Session:
-    """Make a session for `reference`, an entry point's name, or `package.module:Class`.
+def open_target(target: str, timeout: float | None = None, agreed: bool = False) -> Session:
+    """Make a session for `reference`, an entry point's name, `package.module:Class`, or what a prefix stands for.
+
+    `timeout` is how many seconds a process has for one answer; None for the default.  `agreed` says that the user
+    wants the code of an `upstream:` checkout executed.
 
     Raises:
-        TargetError: nothing by that name, an import error, or a class that is not an `Implementation`; one line.
+        TargetError: nothing by that name, an import error, a class that is not an `Implementation`, a program that
+            cannot be started, or a timeout for something that is no process; one line.
     """
+    if target.startswith(PREFIX):
+        return open_process(target, TIMEOUT if timeout is None else timeout)
+    if timeout is not None:
+        raise TargetError(f"target {target!r}: --timeout is for {PREFIX}PROGRAM: nothing else can be ended")
+    if target.startswith(FOLDER_PREFIX):
+        return open_folder(target)
     from conformance.adapters.in_process import InProcess
 
+    if target.startswith(UPSTREAM_PREFIX):
+        from conformance.ports.upstream import Upstream, agreed_checkout
+
+        return InProcess(Upstream(agreed_checkout(target, agreed)))
     entry_points = {point.name: point.value for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)}
-    location = SHIPPED.get(target) or entry_points.get(target) or target
+    location = SHIPPED.get(target) or installed(target) or entry_points.get(target) or target
     module_name, colon, class_name = location.partition(":")
     if not colon or not module_name or not class_name:
-        known = ", ".join(sorted({*SHIPPED, *entry_points}))
-        raise TargetError(f"unknown target {target!r}: expected package.module:Class or one of {known}")
+        known = ", ".join(sorted({*SHIPPED, *PORTS, *entry_points}))
+        kinds = "package.module:Class, cmd:PROGRAM, dir:FOLDER, upstream:DIR"
+        raise TargetError(f"unknown target {target!r}: expected {kinds} or one of {known}")
     implementation = _instance(target, module_name, class_name)
     try:
         tensor_type = implementation.tensor_type

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -12,6 +13,7 @@ from conformance.cases.case import Advance, Call, Case, Handle, Open, Place, Rea
 from conformance.cases.compressor import carry_rules
 from conformance.cases.traces import GoldenModel, Joined, RecordedCalls, Trace, exact, int64
 from conformance.interface import Reading
+from conformance.judge import deviations
 from conformance.judge.bounded import Bounded
 from conformance.judge.choices import Selection
 from conformance.judge.components import attention as rules_of, indexer
@@ -163,16 +165,8 @@ def _output(model: GoldenModel, joined: Joined) -> Iterator[Step]:
 
 def needed_layers(model: GoldenModel, layers: Sequence[int], reading: Reading) -> list[int]:
     """The layers to step: these, the sources they read, and every source where keys are shared by a process."""
-    config = model.config
-    needed = set(layers)
-    for layer in layers:
-        if config.ratio(layer):
-            needed |= {config.kv_source(layer), config.index_source(layer)}
-            if config.masked_by_candidates(config.index_source(layer)):
-                needed.add(config.candidate_source_layer)
-    if reading == "literal":
-        needed |= set(config.kv_source_layers)
-    return sorted(needed)
+    needed = model.config.with_sources(layers)
+    return sorted({*needed, *model.config.kv_source_layers}) if reading == "literal" else needed
 
 
 def bounds(model: GoldenModel, trace: Trace, layers: Sequence[int], reading: Reading) -> TeacherForcedAttention:
@@ -205,8 +199,8 @@ def _stateful(model: GoldenModel, trace: Trace, judged: Sequence[int], reading: 
     for call in range(len(trace.starts)):
         for layer in layers:
             inputs = {"x": trace.part(call, "attn_in", layer), "start_pos": trace.start_pos(call)}
-            required = partial(_output_rules, trace, bounded, layer, call, reading)
-            optional = partial(_tap_rules, trace, bounded, layer, call, reading)
+            required = partial(output_rules, trace, bounded, layer, call, reading)
+            optional = partial(tap_rules, trace, bounded, layer, call, reading)
             if layer in judged:
                 yield Step(Advance(f"layer {layer}", inputs), required, trace.place(layer, call), optional)
             else:
@@ -222,14 +216,15 @@ def _recorded(trace: Trace, layer: int, call: int, tap: str, reading: Reading) -
     return trace.scenario.tap(call, tap, layer) if same and trace.scenario.has(call, tap, layer) else None
 
 
-def _output_rules(
+def output_rules(
     trace: Trace, bounded: TeacherForcedAttention, layer: int, call: int, reading: Reading
 ) -> Sequence[Expectation]:
+    """The required result of a call."""
     recorded = _recorded(trace, layer, call, "attn_out", reading)
     return [Within("attn_out", bounded.output(layer, call), "BF16", ROW_AXES, recorded=recorded)]
 
 
-def _tap_rules(
+def tap_rules(
     trace: Trace, bounded: TeacherForcedAttention, layer: int, call: int, reading: Reading
 ) -> Sequence[Expectation]:
     """Taps that an implementation may show: a finer look at the same step."""
@@ -258,7 +253,10 @@ def _tap_rules(
         rules += [
             within("index_q", rows.index_queries[:, span], ("request", "position", "index head", "feature")),
             within("index_weights", rows.index_weights[:, span], ("request", "position", "index head")),
-            within("index_score", scores, ("request", "position", "compressed position")),
+            replace(
+                within("index_score", scores, ("request", "position", "compressed position")),
+                dtype=deviations.score_format().name,
+            ),
             Selection(
                 "selected",
                 low,

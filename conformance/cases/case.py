@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from conformance.judge.expectations import Axes, Expectation, Mode
+from conformance.lazy import LazyTensors
+from conformance.tensors import Tensor
 
 Level = Literal["smoke", "core", "full"]
 LEVELS: tuple[Level, ...] = ("smoke", "core", "full")
@@ -25,6 +27,13 @@ class Handle:
     """Names an object opened earlier in the same case, as an argument."""
 
     name: str
+
+
+def is_weights(value: Any) -> bool:
+    """Whether an argument is the weights of a unit, rather than a configuration."""
+    return isinstance(value, LazyTensors) or (
+        isinstance(value, Mapping) and any(isinstance(entry, Tensor) for entry in value.values())
+    )
 
 
 @dataclass(frozen=True)

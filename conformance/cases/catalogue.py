@@ -10,6 +10,8 @@ from conformance.cases import (
     block,
     candidates,
     compressor,
+    draft_view,
+    dspark,
     engram,
     experts,
     gate,
@@ -21,10 +23,14 @@ from conformance.cases import (
     norm,
     quantize,
     released,
+    roll_back,
     rotary,
     sampling,
+    serving,
+    serving_model,
     sparse_attention,
     stack,
+    vision,
     window,
 )
 from conformance.cases.case import Case
@@ -34,10 +40,13 @@ from conformance.cases.vectors import (
     attention as attention_vectors,
     candidates as candidates_vectors,
     compressor as compressor_vectors,
+    draws as draws_vectors,
+    dspark as dspark_vectors,
     engram as engram_vectors,
     experts as experts_vectors,
     gate as gate_vectors,
     hyper_connections as hyper_connections_vectors,
+    images as images_vectors,
     indexer as indexer_vectors,
     linear as linear_vectors,
     model as model_vectors,
@@ -45,7 +54,9 @@ from conformance.cases.vectors import (
     quantize as quantize_vectors,
     rotary as rotary_vectors,
     sampling as sampling_vectors,
+    serving as serving_vectors,
     sparse_attention as sparse_attention_vectors,
+    vision as vision_vectors,
     window as window_vectors,
 )
 from conformance.fixtures import Fixtures
@@ -68,7 +79,12 @@ VECTORS = (
     experts_vectors,
     engram_vectors,
     model_vectors,
+    dspark_vectors,
+    vision_vectors,
+    images_vectors,
     sampling_vectors,
+    draws_vectors,
+    serving_vectors,
 )
 """The hand-made vectors, which need no fixtures."""
 
@@ -119,5 +135,15 @@ def _cases_of(golden: GoldenModel, floors: Floors) -> Iterator[Case]:
     yield from engram.cases(golden, full, golden.traces)
     yield from block.cases(golden, full, floors)
     yield from stack.cases(golden, full, floors)
+    if not golden.whole:
+        return
     yield from model.cases(golden, golden.traces, joined, floors)
+    drafts = draft_view.drafting(golden)
+    if drafts:
+        yield from draft_view.cases(golden, drafts)
+        yield from dspark.cases(golden, drafts, floors)
+        yield from roll_back.cases(golden, full, drafts, floors)
+    yield from vision.cases(golden, images, floors)
+    yield from serving.cases(golden, full)
+    yield from serving_model.cases(golden, golden.traces, floors)
     yield from sampling.cases(golden, golden.traces)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from conformance.cases.case import Arguments, Call, Case, Place, Step
 from conformance.cases.traces import GoldenModel, Joined, Trace, bf16, exact, int64
+from conformance.judge import deviations
 from conformance.judge.choices import Selection
 from conformance.judge.components import indexer as rules_of
 from conformance.judge.expectations import Within
@@ -188,7 +189,7 @@ def _score_rules(model: GoldenModel, layer: int, arguments: Arguments, positions
     if arguments["candidates"] is not None:
         allowed = allowed & arguments["candidates"].data
     expected = rules_of.index_scores(exact(arguments["queries"]), exact(arguments["head_weights"]), keys, allowed)
-    return [Within("index_score", expected, "BF16", SCORE_AXES)]
+    return [Within("index_score", expected, deviations.score_format().name, SCORE_AXES)]
 
 
 def _selections(model: GoldenModel, traces: list[Trace], chosen: Callable[[Ints], Bools]) -> Iterator[Step]:

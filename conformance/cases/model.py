@@ -94,6 +94,30 @@ def cases(model: GoldenModel, traces: list[Trace], joined: Joined, floors: Floor
             source=trace.source,
             reading=trace.scenario.reading if len(trace.starts) > 1 else None,
         )
+    yield from _image_then_text(model, traces, floors)
+
+
+def _image_then_text(model: GoldenModel, traces: list[Trace], floors: Floors) -> Iterator[Case]:
+    """The text is judged as when it runs alone, by the same noise floors."""
+    images = [trace for trace in traces if trace.image_mask is not None and _image_features(trace, 0) is not None]
+    texts = {
+        name: trace
+        for name, trace in named(traces).items()
+        if trace.image_mask is None and trace.scenario.reading == "intended"
+    }
+    longest = max((len(trace.starts) for trace in texts.values()), default=0)
+    for name, trace in texts.items() if images else ():
+        yield Case(
+            f"model/text-after-image/{name}",
+            "core" if len(trace.starts) == longest else "full",
+            "propagated",
+            "Fails when image tokens of one request are remembered in another: masks, features, or what they stopped.",
+            "numerics.md 11",
+            partial(_after_image, model, images[0], trace, floors, f"model/free-running/{name}"),
+            flags=("image-remembered",),
+            source=f"{images[0].source}+{trace.name}",
+            reading=trace.scenario.reading if len(trace.starts) > 1 else None,
+        )
 
 
 def _counts() -> Iterator[Step]:
@@ -124,26 +148,53 @@ def _head(model: GoldenModel, joined: Joined) -> Iterator[Step]:
 
 
 def _free_running(model: GoldenModel, trace: Trace, floors: Floors, case_id: str) -> Iterator[Step]:
+    yield from opened_model(model, trace, "model")
+    for call in range(len(trace.starts)):
+        rules = partial(_call_rules, trace, call, floors, case_id)
+        yield Step(scenario_call(trace, call, "model"), rules, Place(None, [call]))
+    state = partial(_state_rules, model, trace, floors, case_id)
+    yield Step(ReadState("model"), state, Place(None, [f"state after {len(trace.starts) - 1}"]))
+
+
+def opened_model(model: GoldenModel, trace: Trace, name: str) -> Iterator[Step]:
+    """A model with a runtime of its own."""
     shared = {"config": model.mapping, "batch_size": trace.batch}
-    yield Step(Open("runtime", "runtime", {**shared, "reading": trace.scenario.reading}))
+    yield Step(Open(f"runtime of {name}", "runtime", {**shared, "reading": trace.scenario.reading}))
     arguments = {
         **shared,
         "weights": model.parameters.mapping(),
-        "runtime": Handle("runtime"),
+        "runtime": Handle(f"runtime of {name}"),
         "token_map": model.token_map,
     }
-    yield Step(Open("model", "model", arguments))
-    for call in range(len(trace.starts)):
-        inputs = {
+    yield Step(Open(name, "model", arguments))
+
+
+def scenario_call(trace: Trace, call: int, name: str) -> Advance:
+    """One call of a scenario, put to the model `name`."""
+    return Advance(
+        name,
+        {
             "input_ids": trace.part(call, "input_ids"),
             "start_pos": trace.start_pos(call),
             "image_mask": trace.mask_part(call),
             "image_features": _image_features(trace, call),
-        }
-        rules = partial(_call_rules, trace, call, floors, case_id)
-        yield Step(Advance("model", inputs), rules, Place(None, [call]))
-    state = partial(_state_rules, model, trace, floors, case_id)
-    yield Step(ReadState("model"), state, Place(None, [f"state after {len(trace.starts) - 1}"]))
+        },
+    )
+
+
+def _after_image(model: GoldenModel, image: Trace, text: Trace, floors: Floors, floors_of: str) -> Iterator[Step]:
+    """A request with an image and one without, call by call in turn: the second must not notice the first."""
+    yield from opened_model(model, image, "with an image")
+    for call in range(max(len(image.starts), len(text.starts))):
+        if call < len(image.starts):
+            yield Step(scenario_call(image, call, "with an image"))
+        if not call:
+            yield from opened_model(model, text, "text alone")
+        if call < len(text.starts):
+            rules = partial(_call_rules, text, call, floors, floors_of)
+            yield Step(scenario_call(text, call, "text alone"), rules, Place(None, [call]))
+    state = partial(_state_rules, model, text, floors, floors_of)
+    yield Step(ReadState("text alone"), state, Place(None, [f"state after {len(text.starts) - 1}"]))
 
 
 def _image_features(trace: Trace, call: int) -> Tensor | None:

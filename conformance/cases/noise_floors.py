@@ -74,27 +74,30 @@ def measure(cases: CasesOf, case_id: str) -> Distances:
     return farthest
 
 
-def store(fixtures: Fixtures, progress: Callable[[str], None]) -> Path:
-    """Measure every `propagated` case of every set and store the distances beside the fixtures."""
+def store(fixtures: Fixtures, progress: Callable[[str], None], only_missing: bool = False) -> Path:
+    """Measure every `propagated` case of every set and store the distances beside the fixtures.
+
+    `only_missing` keeps what is stored, which other variants may have been measured with, and adds cases that are not.
+    """
     from conformance.faults.honest import NOISE_VARIANTS
 
-    distances: BySet = {}
+    path = fixtures.directory / NOISE_FLOOR
+    distances: BySet = read(path, fixtures.lock_hash) if only_missing else {}
     for name in fixtures.sets:
         if fixtures.kind(name) == "model":
             cases = _model_cases(GoldenModel(fixtures.model(name)))
         else:
             cases = _recipe_cases(fixtures, name)
-        distances[name] = {}
+        known = distances.setdefault(name, {})
         for case in cases(UnitFloors()):
-            if case.mode == "propagated":
+            if case.mode == "propagated" and case.id not in known:
                 progress(case.id)
-                distances[name][case.id] = measure(cases, case.id)
+                known[case.id] = measure(cases, case.id)
     made = {
         "by": f"conformance {__version__}",
         "torch": importlib.metadata.version("torch"),
         "machine": platform.machine(),
         "variants": {variant.name: variant.why for variant in NOISE_VARIANTS},
     }
-    path = fixtures.directory / NOISE_FLOOR
     write(path, fixtures.lock_hash, made, distances)
     return path

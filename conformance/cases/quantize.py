@@ -13,6 +13,7 @@ from conformance.formats import pack_fp4
 from conformance.judge.bounded import Bounded
 from conformance.judge.components.quantize import FP4_E4M3, FP4_E8M0, FP8, Quantizer
 from conformance.judge.expectations import Exact
+from conformance.judge.fp4_codes import PackedCodes
 from conformance.tensors import Tensor
 
 CODE_AXES = ("request", "position", "code")
@@ -96,12 +97,11 @@ def _codes(joined: Joined, quantizer: Quantizer, name: str, tap: str, layers: li
 
         def rules(x: Tensor = x) -> list[Exact]:
             codes, scales = quantizer.quantize(x.values())
-            stored = Tensor("F8_E4M3", codes) if quantizer is FP8 else Tensor("U8", pack_fp4(codes))
-            return [
-                # A wrong scale makes wrong codes: it is named first.
-                Exact("scales", Tensor(quantizer.scale.name, scales), SCALE_AXES),
-                Exact("codes", stored, CODE_AXES),
-            ]
+            # A wrong scale makes wrong codes: it is named first.
+            expected_scales = Exact("scales", Tensor(quantizer.scale.name, scales), SCALE_AXES)
+            if quantizer is FP8:
+                return [expected_scales, Exact("codes", Tensor("F8_E4M3", codes), CODE_AXES)]
+            return [expected_scales, PackedCodes("codes", Tensor("U8", pack_fp4(codes)), CODE_AXES)]
 
         yield Step(Call(f"quantize_{name}", {"x": x}), rules, joined.place(layer))
 

@@ -15,6 +15,7 @@ from conformance.cases.attention import HEAD_AXES, ROW_AXES
 from conformance.cases.case import Call, Case, Place, Step
 from conformance.cases.released_set import Released
 from conformance.cases.traces import exact, int64
+from conformance.judge import deviations
 from conformance.judge.bounded import Bounded
 from conformance.judge.components import attention, indexer, sparse_attention, window
 from conformance.judge.expectations import Within
@@ -162,7 +163,7 @@ def _scores(released: Released) -> Step:
     def rules() -> list[Within]:
         visible = indexer.visibility(config, LAYER, positions, LISTED)
         expected = indexer.index_scores(exact(queries), exact(head_weights), exact(keys), visible)
-        return [Within("index_score", expected, "BF16", SCORE_AXES)]
+        return [Within("index_score", expected, deviations.score_format().name, SCORE_AXES)]
 
     return Step(Call("index_scores", arguments), rules, Place(LAYER))
 

@@ -76,6 +76,9 @@ def _steps(model: GoldenModel, trace: Trace, layers: list[int]) -> Iterator[Step
             else:
                 q = bf16(queries(config, layer, weights, exact(trace.part(call, "q_latent", layer)), positions))
             kv, indices = listed_rows(model, trace, layer, call)
+            # In a decode step the recorded list numbers the ring's slots, not the rows given here.
+            if not trace.starts[call] and trace.scenario.has(call, "attn_list", layer):
+                indices = trace.scenario.tap(call, "attn_list", layer).data.astype(np.int64)
             sink = weights.tensor("attn_sink")
             scale = config.head_dim**-0.5
             arguments = {

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from conformance.cases.case import Place
-from conformance.checkpoint_layout import SCALE_DTYPE, layout, scale_name
+from conformance.checkpoint_layout import layout
+from conformance.checkpoint_weights import CheckpointTensors, check_parameters
 from conformance.config import ModelConfig
-from conformance.errors import FixtureError
 from conformance.fixtures import ModelSet, Scenario
 from conformance.judge.bounded import Bounded
 from conformance.judge.components.linear import Parameters
@@ -53,6 +53,8 @@ class GoldenModel:
         self.mapping: Mapping[str, Any] = model.config
         """The configuration as an implementation gets it."""
         self.config = ModelConfig.from_mapping(model.config, f"{model.name}/config.json")
+        self.whole = model.excerpt is None
+        """Whether the set has embedding and head, rather than layers alone."""
         check_weights(model)
         self.parameters = Parameters(model.weights)
         self.traces = [Trace(self, scenario) for scenario in model.scenarios.values()]
@@ -73,26 +75,20 @@ def check_weights(model: ModelSet) -> None:
     """Hold the weights' header against what the configuration calls for: a damaged set is no implementation's fault.
 
     Raises:
-        FixtureError: a tensor of the text path is missing, or has another shape or type; names file and tensor.
+        FixtureError: a tensor of the text path, or of a draft head or a vision tower that was recorded, is missing, or
+            has another shape or type; names file and tensor.
     """
-    entries = model.weights.header.entries
-    text_only = {**model.config, "n_mtp_layers": 0, "vision_n_layers": 0}
-    for name, parameter in layout(text_only, f"{model.name}/config.json").parameters.items():
-        where = f"{model.name}/weights.safetensors: {name}"
-        stored = entries.get(name)
-        if stored is None:
-            raise FixtureError(f"{where}: missing")
-        found = (stored.dtype, tuple(stored.shape))
-        forms = [form for form in parameter.forms if found == (form.dtype, form.stored(parameter.shape))]
-        if not forms:
-            form = parameter.forms[0]
-            expected = f"{form.dtype} {list(form.stored(parameter.shape))}"
-            raise FixtureError(f"{where}: {stored.dtype} {list(stored.shape)}, the configuration calls for {expected}")
-        scale = forms[0].scale(parameter.shape)
-        if scale is not None:
-            stored = entries.get(scale_name(name))
-            if stored is None or (stored.dtype, tuple(stored.shape)) != (SCALE_DTYPE, scale):
-                raise FixtureError(f"{where}: its scales are missing or not {SCALE_DTYPE} {list(scale)}")
+    judged = dict(model.config)
+    if not any("image/patches" in scenario.file for scenario in model.scenarios.values()):
+        judged["vision_n_layers"] = 0
+    if not any(scenario.drafts for scenario in model.scenarios.values()):
+        judged["n_mtp_layers"] = judged["dspark_block_size"] = 0
+    parameters = layout(judged, f"{model.name}/config.json").parameters
+    weights = model.weights
+    if isinstance(weights, CheckpointTensors):
+        weights.check(parameters)
+    else:
+        check_parameters(parameters, weights.header.entries, lambda name: f"{model.name}/weights.safetensors: {name}")
 
 
 class Trace:
@@ -174,14 +170,15 @@ class Trace:
         return self._residual(layer)
 
     def _residual(self, layer: int) -> Tensor:
-        if layer:
-            return self.joined("h_out", layer - 1)
-        key = ("h_in", 0)
+        key = ("h_in", layer)
         if key not in self._joined:
             parts = []
             for call in range(len(self.starts)):
-                if self.scenario.has(call, "h_in", 0):
-                    parts.append(self.scenario.tap(call, "h_in", 0))
+                if self.scenario.has(call, "h_in", layer):
+                    parts.append(self.scenario.tap(call, "h_in", layer))
+                    continue
+                if layer:
+                    parts.append(self.scenario.tap(call, "h_out", layer - 1))
                     continue
                 embed = self.scenario.tap(call, "embed")
                 streams = self.model.config.hc_mult

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from conformance.cases.case import Call, Case, Place, Step
-from conformance.cases.traces import GoldenModel, Joined, exact, int64
+from conformance.cases.traces import GoldenModel, Ints, Joined, exact, int64
 from conformance.judge.choices import RowSets
 from conformance.judge.components.window import ring_positions, window_rows, window_sets
 from conformance.judge.expectations import Exact, Within
@@ -81,6 +81,16 @@ def cases(model: GoldenModel, joined: Joined) -> Iterator[Case]:
             flags=FLAGS["prefill-ring", name],
             source=f"{model.name}/configuration",
         )
+    yield Case(
+        "window/prefill-list/as-recorded",
+        "core",
+        "exact",
+        "Fails when a prompt's queries list other rows than the published code does.",
+        "numerics.md 6, item 3",
+        partial(_recorded_lists, model, joined),
+        flags=("window-not-causal", "window-one-too-wide", "window-one-too-narrow", "window-not-applied"),
+        source=joined.source,
+    )
     for name, position in {
         "first-step": 1,
         "last-slot": window - 1,
@@ -141,6 +151,22 @@ def _list(model: GoldenModel, start: int, length: int) -> Iterator[Step]:
         lambda: [RowSets("indices", window_sets(start, length, window), min(length, window) if start == 0 else window)],
         Place(None, [], range(start, start + length)),
     )
+
+
+def _recorded_lists(model: GoldenModel, joined: Joined) -> Iterator[Step]:
+    window = model.config.window_size
+    for trace in joined.traces:
+        for layer in trace.scenario.layers():
+            if not trace.scenario.has(0, "window_slots", layer):
+                continue
+            recorded = trace.scenario.tap(0, "window_slots", layer).data[0]
+            arguments = {"config": model.mapping, "start_pos": 0, "length": trace.lengths[0]}
+
+            def rules(recorded: Ints = recorded) -> list[RowSets]:
+                sets = [{int(row) for row in rows if row >= 0} for rows in recorded]
+                return [RowSets("indices", sets, min(len(sets), window))]
+
+            yield Step(Call("window_indices", arguments), rules, trace.place(layer, 0))
 
 
 def _ring(model: GoldenModel, calls: list[tuple[int, int]]) -> Iterator[Step]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from conformance.adapters.session import Answer
 from conformance.faults.prepared import Given, PreparedCase, Results
+from conformance.runner import FAILURES
 from conformance.tensors import Tensor
 
 Alteration = Callable[[Tensor, Tensor | None], Tensor]
@@ -72,7 +73,7 @@ def power(prepared: PreparedCase) -> Power:
                 continue
             label = f"{name} in state" if of_state else name
             tried.append(label)
-            if prepared.judge(altered).status not in ("FAIL", "CRASH"):
+            if prepared.judge(altered).status not in FAILURES:
                 missed.append(label)
     return Power(tuple(tried), tuple(missed))
 

@@ -60,6 +60,7 @@ def honest(options: HonestOptions) -> int:
     start = time.perf_counter()
     alarms: list[FalseAlarm] = []
     reached: list[Reach] = []
+    console = make_console()
     with ExitStack() as stack:
         cases: list[tuple[Path | None, Case]] = [
             (options.fixtures, case) for case in _cases(options.fixtures, options.components)
@@ -70,12 +71,12 @@ def honest(options: HonestOptions) -> int:
         for done, parts, (more_alarms, more_reached) in run(variants, cases, options.jobs):
             alarms += more_alarms
             reached += more_reached
+            # At once: a long run may be stopped before its end.
+            for alarm in more_alarms:
+                console.print(f"{alarm.variant}: {alarm.case}: {alarm.what}", soft_wrap=True)
             print(f"{done} of {parts} parts, {len(alarms)} false alarms", file=sys.stderr)
-    console = make_console()
     if options.headroom:
         print_headroom(console, reached)
-    for alarm in alarms:
-        console.print(f"{alarm.variant}: {alarm.case}: {alarm.what}", soft_wrap=True)
     console.print(
         f"{len(variants)} honest variants, {len(cases)} cases: {len(alarms)} false alarms; "
         f"{time.perf_counter() - start:.0f} s"

@@ -19,6 +19,7 @@ from conformance.faults.classics import power
 from conformance.faults.fault import Fault
 from conformance.faults.prepared import PreparedCase, same
 from conformance.interface import COMPONENTS
+from conformance.runner import FAILURES
 
 LEVEL = "core"
 """Cases above this level are tried only with faults whose flag they name: an ordinary run does not include them."""
@@ -168,7 +169,7 @@ class Workbench:
             result = prepared.judge(answers)
             if result.status == "BROKEN":
                 problem = f"{case.id}: {result.message}"
-            if result.status in ("FAIL", "CRASH") and not first:
+            if result.status in FAILURES and not first:
                 first = case.id
                 if names:
                     break
@@ -189,7 +190,7 @@ class Workbench:
         for fault in sorted(own, key=lambda fault: fault.flag not in case.flags):
             with fault.applied():
                 answers = prepared.ask(self.session)
-            if not same(answers, prepared.answers) and prepared.judge(answers).status in ("FAIL", "CRASH"):
+            if not same(answers, prepared.answers) and prepared.judge(answers).status in FAILURES:
                 return fault.id
         return ""
 

@@ -20,9 +20,11 @@ from conformance.adapters.in_process import from_port
 from conformance.fixtures import CALL_TAPS, LAYER_TAPS, STATE
 from conformance.tensors import Tensor, write_safetensors
 from reference.config import Config
-from reference.model import Model
-from reference.parameters import parameter_shapes
+from reference.images import image_spans, merge_images
+from reference.model import Model, embed
+from reference.parameters import Scoped, parameter_shapes
 from reference.runtime import Runtime
+from reference.vision import aligner, vision, vision_shapes
 
 Tensors = dict[str, torch.Tensor]
 
@@ -46,7 +48,10 @@ GRID_DEVIATION = 2.926
 
 @dataclass(frozen=True)
 class Run:
-    """One scenario: a prefill, then one-token calls; `image` is the first and the last image token, if any."""
+    """One scenario: a prefill, then one-token calls; `image` is the first and the last image token, if any.
+
+    With `grid`, rows and columns of patches, the image is one that the vision tower sees; it begins at its first token.
+    """
 
     name: str
     prefill: int
@@ -54,6 +59,7 @@ class Run:
     batch: int = 1
     reading: Literal["intended", "literal"] = "intended"
     image: tuple[int, int] | None = None
+    grid: tuple[int, int] | None = None
 
     @property
     def starts(self) -> list[int]:
@@ -73,6 +79,10 @@ def make_weights(config: Config, seed: int, stored_wo_a: Literal["bf16", "fp8"] 
     def scales(shape: Sequence[int], exponent: int) -> torch.Tensor:
         jitter = torch.randint(-1, 2, tuple(shape), generator=generator)
         return (jitter + (127 + exponent)).to(torch.uint8).view(torch.float8_e8m0fnu)
+
+    for name, shape in (vision_shapes(config) if config.vision_n_layers else {}).items():
+        value = normal(shape) * shape[-1] ** -0.5 if len(shape) > 1 else normal(shape)
+        weights[name] = 1 + 0.1 * value if "norm" in name else value.bfloat16()
 
     for name, shape in shapes.items():
         stem, _, last = name.rpartition(".")
@@ -156,11 +166,23 @@ def record(config: Config, weights: Tensors, run: Run, seed: int) -> tuple[dict[
             first, last = run.image
             types = torch.full((run.batch, length), -1, dtype=torch.int32)
             types[:, first : last + 1] = 1
-            image_mask = types >= 0
             image_features = torch.randn(run.batch, length, config.dim, generator=generator).bfloat16()
+            rows, columns = run.grid or (1, 1)
+            cells = [-(-side // config.vision_downsample_ratio) for side in (rows, columns)]
+            if run.grid is not None:
+                size, grids = config.vision_patch_size, torch.tensor([run.grid])
+                prompt = torch.cat((ids[0, :first], torch.tensor([config.image_token_id]), ids[0, last + 1 :]))
+                ids, types = (part.unsqueeze(0) for part in image_spans(config, prompt.int(), grids))
+                patches = torch.randn(rows * columns, 3, size, size, generator=generator).bfloat16()
+                tower = vision(config, Scoped(weights, "vision"), patches, grids)
+                aligned = aligner(config, Scoped(weights, "aligner"), tower, grids)
+                image_features = merge_images(config, weights, embed(weights["embed.weight"], ids), types, aligned)
+                seen = {"patches": patches, "vit_out": tower, "aligner_out": aligned}
+                tensors |= {f"image/{tap}": from_port(value) for tap, value in seen.items()}
+            image_mask = types >= 0
             tensors["image/token_types"] = from_port(types)
-            grid = {"start": first, "n_vit_h": 1, "n_vit_w": 1, "n_llm_h": 1, "n_llm_w": 1}
-            metadata["image"] = json.dumps(grid)
+            names = ("start", "n_vit_h", "n_vit_w", "n_llm_h", "n_llm_w")
+            metadata["image"] = json.dumps(dict(zip(names, (first, rows, columns, *cells), strict=True)))
         start_pos = torch.full((run.batch,), start, dtype=torch.int64)
         taps = model.step(ids, start_pos, image_mask, image_features)
         for key, value in {"input_ids": ids, **taps}.items():

@@ -7,7 +7,7 @@ Every expectation looks at one or more named results and answers with a `Verdict
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from conformance.formats import FORMATS
 from conformance.judge import accumulators
 from conformance.judge.bounded import Bounded, Floats
+from conformance.judge.histogram import Histogram, histogram, of_equality
 from conformance.tensors import Tensor
 
 Mode = Literal["exact", "ulp", "dot", "composed", "choice", "propagated"]
@@ -58,6 +59,8 @@ class Verdict:
     """What that median may be."""
     scale: float = 0.0
     """Mode `propagated`: |log2| of the norm over the recorded one."""
+    histogram: Histogram = field(default_factory=dict)
+    """Elements by error over bound, where each element has a bound of its own."""
 
 
 class Expectation(Protocol):
@@ -154,7 +157,9 @@ class Exact(OneTap):
             different = (a != e) & ~(np.isnan(a) & np.isnan(e))
         count = int(different.size)
         if not different.any():
-            return Verdict(self.tap, self.mode, True, count, axes=self.axes, note=self.note)
+            return Verdict(
+                self.tap, self.mode, True, count, axes=self.axes, note=self.note, histogram=of_equality(count, 0)
+            )
         index = first_index(different)
         return Verdict(
             self.tap,
@@ -172,6 +177,7 @@ class Exact(OneTap):
             bits_of(self.expected, index),
             message=f"{int(different.sum())} of {count} elements differ",
             note=self.note,
+            histogram=of_equality(count, int(different.sum())),
         )
 
 
@@ -232,6 +238,7 @@ class Within(OneTap):
             bias,
             message,
             self.note,
+            histogram=histogram(ratio, int((np.isneginf(low) & np.isposinf(high) & ~np.isnan(got)).sum())),
         )
 
     def _message(self, ratio: Floats, wrong: Bools, bias: float | None, scaled: Floats) -> str:
@@ -338,6 +345,7 @@ class Ulp(OneTap):
             bits_of(Tensor.from_values(self.expected, self.dtype), index),
             message=f"{int(wrong.sum())} of {ratio.size} elements beyond {self.allowance} ulp" if wrong.any() else "",
             note=self.note,
+            histogram=histogram(ratio),
         )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from conformance.judge.bounded import Bounded
 from conformance.judge.choices import CandidateBlocks, Selection
+from conformance.judge.deviations import score_format
 from conformance.judge.expectations import Bools, Ints, Mode, Verdict, first_index, formed
 from conformance.judge.propagated import Propagated
 from conformance.tensors import Tensor
@@ -45,7 +46,7 @@ class OwnSelection:
 
     def judge(self, results: Mapping[str, Tensor]) -> Verdict:
         """The rule for selections with scores that have no error."""
-        scores = formed(self.tap, self.mode, results[self.scores], "BF16", self.visible.shape)
+        scores = formed(self.tap, self.mode, results[self.scores], score_format().name, self.visible.shape)
         if isinstance(scores, Verdict):
             return scores
         values = scores.values()
@@ -79,7 +80,7 @@ class OwnCandidates:
     def judge(self, results: Mapping[str, Tensor]) -> Verdict:
         """The rule for candidates with scores that have no error."""
         shape = (*self.visible_counts.shape, self.columns)
-        scores = formed(self.tap, self.mode, results[self.scores], "BF16", shape)
+        scores = formed(self.tap, self.mode, results[self.scores], score_format().name, shape)
         if isinstance(scores, Verdict):
             return scores
         exact = Bounded.exact(scores.values())

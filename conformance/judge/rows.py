@@ -51,3 +51,38 @@ class OfRows:
         full = np.zeros((tensor.shape[0], self.length, *tensor.shape[POSITION_AXIS + 1 :]), dtype=tensor.data.dtype)
         full[:, list(self.rows)] = tensor.data
         return Tensor(tensor.dtype, full)
+
+
+@dataclass(frozen=True)
+class OfRequest:
+    """Apply `rule`, which is for a batch of one, to the row `request` of results [B, ...] with B = `batch`."""
+
+    rule: Expectation
+    request: int
+    batch: int
+
+    @property
+    def taps(self) -> tuple[str, ...]:
+        """Those of the rule."""
+        return self.rule.taps
+
+    @property
+    def mode(self) -> Mode:
+        """That of the rule."""
+        return self.rule.mode
+
+    @property
+    def golden(self) -> Mapping[str, Tensor]:
+        """What is recorded, repeated for every row."""
+        return {tap: Tensor(t.dtype, np.repeat(t.data, self.batch, axis=0)) for tap, t in self.rule.golden.items()}
+
+    def judge(self, results: Mapping[str, Tensor]) -> Verdict:
+        """The rule's verdict on this row; the request in its index is 0."""
+        picked = {}
+        for tap in self.taps:
+            tensor = results[tap]
+            if not tensor.shape or tensor.shape[0] != self.batch:
+                message = f"wrong shape {list(tensor.shape)}, expected {self.batch} requests"
+                return Verdict(tap, self.mode, False, ratio=np.inf, message=message)
+            picked[tap] = tensor[self.request : self.request + 1]
+        return self.rule.judge(picked)

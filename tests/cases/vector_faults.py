@@ -595,6 +595,14 @@ CAUGHT: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     ("block/image-tokens-routed/silent-attention", ("block/image-mask-lost",)),
     (
+        "block/image-tokens-routed/several-images",
+        ("block/image-mask-lost", "gate/image-bias-for-all", "gate/image-mask-inverted"),
+    ),
+    (
+        "block/engram-look-back/several-images",
+        ("block/engram-image-mask-lost", "engram/barrier-ignored", "engram/barrier-crossed", "block/barrier-forgotten"),
+    ),
+    (
         "block/mix-of-mixture-handed-on/silent-sublayers",
         (
             "block/attention-mix-handed-on",

@@ -4,28 +4,113 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
+import torch
 
 import fixtures as shipped
-from conformance.adapters.in_process import InProcess
+from conformance.adapters.in_process import ConvertedLazily, InProcess, KeptWeights
 from conformance.adapters.reference import Reference
-from conformance.cases.case import Case
+from conformance.cases.case import Call, Case, Step
 from conformance.cases.catalogue import cases_of
+from conformance.cases.released_set import Released
 from conformance.cases.traces import GoldenModel
 from conformance.errors import FixtureError
 from conformance.fixtures import Fixtures
+from conformance.interface import Unsupported
+from conformance.judge.expectations import Exact
 from conformance.judge.noise import UnitFloors, read
+from conformance.recipe_weights import RecipeWeights
 from conformance.runner import CaseResult, run_case
+from conformance.tensors import Tensor
 
 
 @pytest.fixture(scope="module")
 def cases() -> dict[str, Case]:
     golden = GoldenModel(Fixtures.open(verify=False).model("tiny"))
     return {case.id: case for case in cases_of(golden, UnitFloors())}
+
+
+def _lazily(case_id: str, port: type[Reference], matrices: int = 1, kept: int | None = None) -> CaseResult:
+    """A case with weights that are made at their look-up, given to a port; `kept` bytes of them are kept."""
+    released = Released(Fixtures.open(verify=False).recipe("released"))
+
+    def steps() -> Iterator[Step]:
+        x = Tensor.from_values(np.ones((1, released.config.dim)), "BF16")
+        for matrix in ("attn_norm.weight", "ffn_norm.weight")[:matrices]:
+            weights = released.parameters.within("layers.0.").mapping()
+            arguments = {"config": {"name": matrix}, "weights": weights, "x": x, "image_mask": None}
+            yield Step(Call("moe", arguments), lambda: [Exact("ffn_out", x, ("token", "feature"))])
+
+    session = InProcess(port())
+    if kept is not None:
+        session._kept = KeptWeights(kept)
+    return run_case(Case(case_id, "core", "exact", "", "", steps), session)
+
+
+class _Looking(Reference):
+    """It looks a weight up and writes to it, the first time, in inference mode or not."""
+
+    inference: ClassVar[bool] = False
+    writes: ClassVar[bool] = True
+
+    def moe(self, config: Any, weights: Any, x: Any, image_mask: Any) -> Any:
+        with torch.inference_mode(self.inference):
+            weight = weights[config["name"]]
+            if self.writes and config["name"] == "attn_norm.weight":
+                weight[0] = 2.0
+        return x
+
+
+class _LookingInInference(_Looking):
+    inference: ClassVar[bool] = True
+
+
+class _LookingOnly(_LookingInInference):
+    writes: ClassVar[bool] = False
+
+
+class _LookingInNumpy(_Looking):
+    tensor_type: ClassVar[Literal["torch", "numpy"]] = "numpy"
+
+
+@pytest.mark.parametrize("kept", [None, 1], ids=["all kept", "one kept"])
+@pytest.mark.parametrize("port", [_Looking, _LookingInInference])
+def test_a_weight_made_at_its_look_up_is_watched_too(port: type[Reference], kept: int | None) -> None:
+    """Also when it is kept no longer at the end of the case."""
+    result = _lazily("moe/written/lazily", port, 2, kept)
+    assert (result.status, result.message) == ("FAIL", "the weight attn_norm.weight was modified in place")
+
+
+def test_looking_a_weight_up_is_no_change() -> None:
+    assert _lazily("moe/read/lazily", _LookingOnly, 2, 1).status == "PASS"
+
+
+def test_a_weight_made_at_its_look_up_cannot_be_written_to_in_numpy() -> None:
+    result = _lazily("moe/written/lazily", _LookingInNumpy)
+    assert result.status == "CRASH"
+    assert "read-only" in result.message
+
+
+def test_no_more_weights_are_kept_than_there_is_room_for() -> None:
+    made: list[str] = []
+    kept = KeptWeights(limit=100)
+    owner = ConvertedLazily(
+        RecipeWeights(Released(Fixtures.open(verify=False).recipe("released")).config, 1), str, kept
+    )
+    for name in ("a", "b", "a", "c", "a", "b"):
+
+        def make(name: str = name) -> Any:
+            made.append(name)
+            return np.zeros(40, np.uint8)
+
+        kept.value(owner, name, make)
+    # "a" is used again and again, so "b" goes when "c" comes.
+    assert made == ["a", "b", "c", "b"]
 
 
 class _Unprintable(Exception):
@@ -90,6 +175,21 @@ def test_an_object_without_step_is_named(cases: dict[str, Case]) -> None:
     broken, _ = _run(cases["compressor/carry-ratio-2/prefill-2-tokens"], compressor=lambda self, **arguments: None)
     assert broken.status == "FAIL"
     assert "step()" in broken.message
+
+
+def test_a_failure_is_not_hidden_by_a_later_step_without_support(cases: dict[str, Case]) -> None:
+    answered: list[Any] = []
+
+    def window_indices(self: Reference, **arguments: Any) -> Any:
+        if answered:
+            raise Unsupported("only once")
+        answered.append(arguments)
+        return Reference.window_indices(self, **arguments) + 1
+
+    case = cases["window/prefill-list/equal-to-window"]
+    twice = replace(case, steps=lambda: (step for _ in range(2) for step in case.steps()))
+    broken, _ = _run(twice, window_indices=window_indices)
+    assert broken.status == "FAIL"
 
 
 def test_integers_do_not_wrap_around(cases: dict[str, Case]) -> None:

@@ -75,8 +75,17 @@ EVERY_ROLE: Mapping[str, Any] = {
     "engram_head_dim": 64,
     "engram_pad_id": 3,
     "engram_compressed_vocab_size": 37,
+    "vision_n_layers": 3,
+    "vision_dim": 24,
+    "vision_n_heads": 3,
+    "vision_inter_dim": 20,
+    "vision_patch_size": 3,
+    "vision_rope_theta": 500.0,
+    "vision_downsample_ratio": 2,
+    "image_token_id": 5,
 }
-"""Every role of an attention, a re-indexing layer before any candidates, ratios 0, 1, 2 and 4, no shared expert."""
+"""Every role of an attention, a re-indexing layer before any candidates, ratios 0, 1, 2 and 4, no shared expert; a
+vision tower whose cells are 2x2."""
 
 SMALLEST: Mapping[str, Any] = {
     **BASE,
@@ -179,6 +188,7 @@ OTHERS = (
             Run("short-batch", 3, steps=5, batch=2),
             Run("wrap-literal", 4, steps=3, reading="literal"),
             Run("pictures", 11, steps=1, image=(2, 4)),
+            Run("seen", 14, steps=2, image=(2, 12), grid=(5, 3)),
         ),
     ),
     Other("smallest", SMALLEST, (Run("one", 1), Run("from-one", 1, steps=4), Run("pair", 3, steps=2, batch=2))),
@@ -236,13 +246,16 @@ def test_more_precision_passes_every_case_with_a_derived_bound(made: Made) -> No
 
 def test_every_component_and_role_has_cases(made: Made) -> None:
     config = made.golden.config
-    absent = set()
+    # The synthetic runs record no drafts.
+    absent = {"dspark"}
     if not config.kv_source_layers:
         absent |= {"compressor", "indexer"}
     if config.candidate_source_layer < 0:
         absent.add("candidates")
     if not config.engram_layer_ids:
         absent.add("engram")
+    if not config.vision_n_layers:
+        absent.add("vision")
     assert {case.component for case in made.cases} == set(COMPONENTS) - absent
     roles = {case.id.split("/")[1] for case in made.cases if case.component == "attention" and "/trace" not in case.id}
     expected = {config.role(layer) for layer in range(config.n_layers)}

@@ -277,7 +277,7 @@ VECTORS = (
     Vector(
         "runtimes-interleaved/two-requests",
         "Fails when rows, keys, selections or candidates are kept in one place for all requests of a process.",
-        ("global-runtime",),
+        ("global-runtime", "state-shared-by-requests"),
         (
             Schedule(_single((0, 18), *_steps(18, 21)), seed="first"),
             Schedule(_single((0, 17), *_steps(17, 20)), seed="second"),

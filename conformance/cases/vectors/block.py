@@ -21,6 +21,7 @@ from conformance.cases.vectors import weights as made
 from conformance.cases.vectors.configuration import CONFIG
 from conformance.config import ModelConfig
 from conformance.formats import BF16
+from conformance.judge import deviations
 from conformance.judge.bounded import Bounded, concatenate
 from conformance.judge.components import engram, experts, gate
 from conformance.judge.components.hyper_connections import coefficients, read, write
@@ -112,6 +113,16 @@ VECTORS = (
         favoured=True,
     ),
     Vector(
+        "image-tokens-routed/several-images",
+        "Fails when only the first image of a prompt is routed as one, or the text between images and behind them is.",
+        ("gate-image-bias",),
+        WITHOUT_ENGRAM,
+        SILENT_ATTENTION,
+        [(0, 9), (9, 1)],
+        images=(0, 1, 4, 5, 8),
+        favoured=True,
+    ),
+    Vector(
         "mix-of-mixture-handed-on/silent-sublayers",
         "Fails when the attention's mix is handed on, or the mixture's coefficients are those of the residual before.",
         (
@@ -151,6 +162,19 @@ VECTORS = (
         (*SILENT_ATTENTION, *SILENT_MIXTURE),
         [(0, 5), (5, 1), (6, 1), (7, 1)],
         images=(3,),
+    ),
+    Vector(
+        "engram-look-back/several-images",
+        "Fails when images at the start, side by side, or at the end of a prompt are written, or stop no look-back.",
+        (
+            "image-not-a-barrier",
+            "barrier-forgotten",
+            "image-written",
+        ),
+        WITH_ENGRAM,
+        (*SILENT_ATTENTION, *SILENT_MIXTURE),
+        [(0, 10), (10, 1), (11, 1), (12, 1), (13, 1)],
+        images=(0, 1, 4, 5, 9),
     ),
 )
 STACKED = (0, 1, 2)
@@ -205,7 +229,7 @@ class Inputs:
 def block_bounds(config: ModelConfig, layer: int, weights: Parameters, inputs: Inputs) -> tuple[Bounded, Bounded]:
     """Residual before its last rounding and mix after a block whose experts are beyond doubt: [1,P,S,D], [1,P,S]."""
     h = inputs.h
-    if layer in config.engram_layer_ids:
+    if layer in config.engram_layer_ids and not deviations.active("no-engram"):
         rows = engram.table_rows(config, layer, token_map(), inputs.ids, inputs.images)
         h = engram.write(config, weights.within("engram."), h, rows, inputs.images).rounded(BF16)
     attn = coefficients(config, h, *(weights[f"hc_attn_{part}"] for part in ("fn", "scale", "base")))

@@ -17,10 +17,9 @@ from conformance.cases.vectors import weights as random_weights
 from conformance.cases.vectors.configuration import CONFIG, MODEL
 from conformance.cases.vectors.lattice import exact_product, integers
 from conformance.formats import BF16, E2M1, pack_fp4
-from conformance.judge import accumulators
 from conformance.judge.bounded import Bounded, Floats
 from conformance.judge.components.experts import combined, expert
-from conformance.judge.components.linear import Parameters
+from conformance.judge.components.linear import Parameters, lattice_holds
 from conformance.judge.expectations import Exact, Expectation, Within
 from conformance.tensors import Tensor
 
@@ -281,8 +280,7 @@ def _sum_steps(given: Sum) -> Iterator[Step]:
     arguments = _arguments(weights, x, routing, np.array(given.indices))
 
     def rules() -> list[Expectation]:
-        if accumulators.current() is not accumulators.ACCUMULATORS["fp32"]:
-            # The lattice is one of fp32: a declared accumulator of fewer bits is judged by its bound.
+        if not lattice_holds():
             weigh = Bounded.exact(routing.values())
             bounded = combined(MODEL, weights, Bounded.exact(x), weigh, np.array(given.indices))
             return [Within("ffn_out", bounded, "BF16", AXES)]

@@ -16,6 +16,7 @@ from conformance.cases.vectors import selection, weights as made
 from conformance.cases.vectors.configuration import CONFIG, MODEL, RATIO_ONE, RATIO_TWO
 from conformance.config import ModelConfig
 from conformance.formats import BF16, E8M0
+from conformance.judge import deviations
 from conformance.judge.components import indexer as rules_of
 from conformance.judge.components.linear import Parameters
 from conformance.judge.expectations import Exact, Expectation, Within
@@ -237,8 +238,24 @@ def _ask(
         "positions": int64(positions),
         "candidates": None if candidates is None else Tensor("BOOL", candidates),
     }
-    rule = Exact("index_score", Tensor.from_values(expected, "BF16"), SCORE_AXES)
-    return Step(Call("index_scores", arguments), lambda: [rule], place)
+
+    def rules() -> list[Expectation]:
+        if deviations.score_format() is not BF16:
+            return [_bounded_scores(arguments)]
+        return [Exact("index_score", Tensor.from_values(expected, "BF16"), SCORE_AXES)]
+
+    return Step(Call("index_scores", arguments), rules, place)
+
+
+def _bounded_scores(arguments: Mapping[str, Any]) -> Within:
+    """Scores by hand hold the roundings; a declared deviation without them is judged by the equations."""
+    queries, head_weights, keys = (exact(arguments[name]) for name in ("queries", "head_weights", "keys"))
+    positions: Ints = arguments["positions"].data
+    allowed = rules_of.visibility(MODEL, arguments["layer_id"], positions, keys.shape[1])
+    if arguments["candidates"] is not None:
+        allowed = allowed & arguments["candidates"].data
+    expected = rules_of.index_scores(queries, head_weights, keys, allowed)
+    return Within("index_score", expected, deviations.score_format().name, SCORE_AXES)
 
 
 def _scored(vector: ScoreVector) -> Iterator[Step]:

@@ -15,9 +15,8 @@ import numpy as np
 from conformance.cases.case import Call, Case, Level, Step
 from conformance.cases.vectors.lattice import exact_product, integers, signs
 from conformance.formats import E2M1, pack_fp4
-from conformance.judge import accumulators
 from conformance.judge.bounded import Bounded, Floats
-from conformance.judge.components.linear import fp8_weight, quantized
+from conformance.judge.components.linear import fp8_weight, lattice_holds, quantized
 from conformance.judge.components.quantize import FP8
 from conformance.judge.expectations import Exact, Expectation, Within
 from conformance.tensors import Tensor
@@ -259,8 +258,7 @@ def _steps(kind: Kind, operands: Callable[[], Operands]) -> Iterator[Step]:
     def rules() -> list[Expectation]:
         x = given.x.values()
         if kind.quantises:
-            if accumulators.current() is not accumulators.ACCUMULATORS["fp32"]:
-                # The lattice is one of fp32: a declared accumulator of fewer bits is judged by its bound.
+            if not lattice_holds():
                 return [Within("out", quantized(Bounded.exact(x), given.values), kind.output, AXES, "dot")]
             x = FP8.fake(Bounded.exact(x)).value
         return [Exact("out", Tensor.from_values(exact_product(x, given.values), kind.output), AXES)]

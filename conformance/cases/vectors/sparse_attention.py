@@ -16,8 +16,9 @@ import numpy.typing as npt
 from conformance.cases.case import Call, Case, Place, Step
 from conformance.cases.traces import exact
 from conformance.cases.vectors import weights as made
-from conformance.judge.bounded import Bounded, Floats
-from conformance.judge.components.sparse_attention import PROBABILITY_ROUNDOFF, attend, counts_of
+from conformance.judge import deviations
+from conformance.judge.bounded import ELEMENTARY_ROUNDOFF, Bounded, Floats, sum_roundoff
+from conformance.judge.components.sparse_attention import attend, counts_of, probability_roundoff
 from conformance.judge.expectations import Expectation, Within
 from conformance.tensors import Tensor
 
@@ -102,8 +103,13 @@ def mean_of_listed(q: Floats, rows: Floats, counts: Floats, sink: Floats, scale:
     assert (np.where(listed, scores, top[..., None]) == top[..., None]).all(), "scores differ"
     sums = (counts @ rows)[:, :, None] * np.ones_like(q)
     # Relative to a maximum that takes the sink in, probabilities below it are rounded.
-    rounded = np.where(sink > top, PROBABILITY_ROUNDOFF, 0.0)[..., None]
-    total = Bounded(sums, np.abs(sums) * rounded)
+    rounded = np.where(sink > top, probability_roundoff(), 0.0)[..., None]
+    error = np.abs(sums) * rounded
+    if deviations.active("fp32-probabilities"):
+        # Divided before the value product, as a softmax is, equal probabilities round too.
+        roundoff = ELEMENTARY_ROUNDOFF + sum_roundoff(rows.shape[1])
+        error = error + (counts @ np.abs(rows))[:, :, None] * roundoff
+    total = Bounded(sums, error)
     # Without any listed row the quotient is zero over whatever the sink weighs.
     sink_weight = Bounded.exact(np.where(np.isneginf(top), 0.0, sink - top)).exp()
     denominator = Bounded.exact(counts.sum(-1)[..., None] * np.ones_like(top)) + sink_weight

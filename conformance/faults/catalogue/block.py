@@ -122,7 +122,7 @@ FAULTS: tuple[Fault, ...] = (
         "engram-image-mask-lost",
         "image-written",
         "Engram's write never hears of image tokens.",
-        Edit("block.Block._engram", "weights, h, rows, image_mask", "weights, h, rows, None"),
+        Edit("block.Block._write_engram", "weights, h, rows, image_mask", "weights, h, rows, None"),
     ),
     Fault(
         "stack",

@@ -8,6 +8,7 @@ POOL = "compressor.pool_groups"
 ROWS = "compressor.compressed_rows"
 STEP = "compressor.Compressor.step"
 LINE = "compressor.Compressor._pool"
+KEEP = "compressor.Compressor._keep"
 ROTATED = "rotate(config, layer_id, latent, positions, compute=compute)"
 KV = 'linear_fp32(x, self.weights["wkv.weight"], compute=self.compute)'
 SCORE = 'linear_fp32(x, self.weights["wgate.weight"], compute=self.compute)'
@@ -110,14 +111,14 @@ FAULTS: tuple[Fault, ...] = (
         "leftover-not-kept",
         "leftover-lost",
         "A prompt's leftover token does not enter the carry.",
-        Edit(LINE, "length // self.ratio * self.ratio, length", "length, length"),
+        Edit(KEEP, "length // self.ratio * self.ratio, length", "length, length"),
     ),
     Fault(
         C,
         "leftover-in-last-slot",
         "carry-slot-wrong",
         "Tokens wait in the slot after their own.",
-        Edit(LINE, "place[request, index] % self.ratio", "(place[request, index] + 1) % self.ratio"),
+        Edit(KEEP, "(start_pos[request] + index) % self.ratio", "(start_pos[request] + index + 1) % self.ratio"),
     ),
     Fault(
         C,

@@ -1,11 +1,14 @@
 """Honest variants of the reference: right, but different where the specification leaves freedom."""
 
 from conformance.faults.honest.conversations import CONVERSATIONS
+from conformance.faults.honest.drafts import DRAFTS
 from conformance.faults.honest.orders import ORDERS
+from conformance.faults.honest.sampling import SAMPLING
 from conformance.faults.honest.storage import STORAGE
 from conformance.faults.honest.variant import HonestVariant
+from conformance.faults.honest.vision import VISION
 
-HONEST_VARIANTS: tuple[HonestVariant, ...] = (*ORDERS, *STORAGE, *CONVERSATIONS)
+HONEST_VARIANTS: tuple[HonestVariant, ...] = (*ORDERS, *STORAGE, *VISION, *CONVERSATIONS, *DRAFTS, *SAMPLING)
 """All variants, by what they do differently: arithmetic, storage and lists, and how requests are put together."""
 
 NOISE_NAMES = (
@@ -19,6 +22,7 @@ NOISE_NAMES = (
     "list-blocks-of-16",
     "list-blocks-of-32",
     "final-maximum",
+    "sink-in-maximum",
 )
 
 NOISE_VARIANTS: tuple[HonestVariant, ...] = tuple(variant for variant in HONEST_VARIANTS if variant.name in NOISE_NAMES)

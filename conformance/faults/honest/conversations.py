@@ -16,17 +16,19 @@ BY_POSITION = ("x", "h", "pre", "input_ids", "image_mask", "image_features")
 
 
 class Chunked(Stateful):
-    """Longer calls are worked off in chunks of `size` positions; only the required results are answered."""
+    """Prompts are worked off in chunks of `size` positions; only the required results are answered."""
 
-    def __init__(self, inner: Stateful, method: str, size: int) -> None:
+    def __init__(self, inner: Any, method: str, size: int) -> None:
         self._inner, self._required, self._size = inner, METHODS[method].results, size
 
     def step(self, **inputs: Array) -> Mapping[str, Array]:
         """Step chunk by chunk and join the results along the positions."""
         length = next(inputs[name].shape[1] for name in BY_POSITION if name in inputs)
+        # What goes on after a prompt may hold drafts, of which only those of one call can be taken back.
+        size = length if inputs["start_pos"].any() else self._size
         parts: dict[str, list[torch.Tensor]] = {}
-        for first in range(0, length, self._size):
-            span = slice(first, min(first + self._size, length))
+        for first in range(0, length, size):
+            span = slice(first, min(first + size, length))
             cut = {
                 name: value[:, span] if name in BY_POSITION and value is not None else value
                 for name, value in inputs.items()
@@ -41,21 +43,46 @@ class Chunked(Stateful):
     def _joined(name: str, values: Sequence[torch.Tensor]) -> torch.Tensor:
         return values[-1] if name in ("logits", "output_ids") else torch.cat(tuple(values), dim=1)
 
+    def roll_back(self, end: Array) -> None:
+        """Handed on."""
+        self._inner.roll_back(end)
+
+    def save_state(self) -> Any:
+        """Handed on."""
+        return self._inner.save_state()
+
+    def restore_state(self, saved: Any) -> None:
+        """Handed on."""
+        self._inner.restore_state(saved)
+
     def state(self) -> Mapping[str, Array]:
         """The state as it is, except that the carry's history depends on the calls."""
-        return self._inner.state()
+        state: Mapping[str, Array] = self._inner.state()
+        return state
 
 
 class Reordered(Stateful):
     """The requests of a batch stand in reverse order inside."""
 
-    def __init__(self, inner: Stateful) -> None:
+    def __init__(self, inner: Any) -> None:
         self._inner = inner
 
     def step(self, **inputs: Array) -> Mapping[str, Array]:
         """Turn the batch round, step, and turn the results back."""
         turned = {name: None if value is None else value.flip(0) for name, value in inputs.items()}
         return self._back(self._inner.step(**turned))
+
+    def roll_back(self, end: Array) -> None:
+        """Handed on with the batch turned round."""
+        self._inner.roll_back(end.flip(0))
+
+    def save_state(self) -> Any:
+        """Handed on."""
+        return self._inner.save_state()
+
+    def restore_state(self, saved: Any) -> None:
+        """Handed on."""
+        self._inner.restore_state(saved)
 
     def state(self) -> Mapping[str, Array]:
         """The state with the requests in their own order."""
@@ -70,7 +97,7 @@ class Reordered(Stateful):
 class OneByOne(Stateful):
     """Every request of a batch has objects of its own."""
 
-    def __init__(self, inner: Sequence[Stateful], method: str) -> None:
+    def __init__(self, inner: Sequence[Any], method: str) -> None:
         self._inner, self._required = inner, METHODS[method].results
 
     def step(self, **inputs: Array) -> Mapping[str, Array]:
@@ -80,6 +107,20 @@ class OneByOne(Stateful):
             for i, part in enumerate(self._inner)
         ]
         return {name: torch.cat([r[name] for r in results]) for name in self._required if name in results[0]}
+
+    def roll_back(self, end: Array) -> None:
+        """Each request goes back as far as it has to."""
+        for i, part in enumerate(self._inner):
+            part.roll_back(end[i : i + 1])
+
+    def save_state(self) -> Any:
+        """The states of all requests."""
+        return [part.save_state() for part in self._inner]
+
+    def restore_state(self, saved: Any) -> None:
+        """Each request's own."""
+        for part, own in zip(self._inner, saved, strict=True):
+            part.restore_state(own)
 
     def state(self) -> Mapping[str, Array]:
         """The states of all requests, joined."""

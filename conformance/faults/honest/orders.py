@@ -9,6 +9,7 @@ from conformance.faults.honest.variant import HonestVariant
 from conformance.faults.patches import Change, Edit, Replace
 
 BF16_PRODUCT = "functional.linear(x.to(compute), weight.to(compute))"
+BIASED_PRODUCT = "functional.linear(x.to(compute), weight.to(compute), bias.to(compute))"
 BLOCK_PRODUCT = "functional.linear(x[..., inputs], weight[:, inputs])"
 SUM_ORDER = "The order of a sum is free (numerics.md 0)."
 PRECISION = "More precision than required between the same rounding points (numerics.md 0)."
@@ -17,7 +18,11 @@ PRECISION = "More precision than required between the same rounding points (nume
 def products(form: str) -> tuple[Change, ...]:
     """All products of bf16 and fp32 layers by another function; `{x}` and `{w}` stand for the operands."""
     new = form.format(x="x.to(compute)", w="weight.to(compute)")
-    return Edit("linear.linear_bf16", BF16_PRODUCT, new), Edit("linear.linear_fp32", BF16_PRODUCT, new)
+    return (
+        Edit("linear.linear_bf16", BF16_PRODUCT, new),
+        Edit("linear.linear_fp32", BF16_PRODUCT, new),
+        Edit("vision.linear_with_bias", BIASED_PRODUCT, f"{new} + bias.to(compute)"),
+    )
 
 
 def within_blocks(form: str) -> Change:

@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from conformance.config import ModelConfig
 from conformance.formats import BF16
+from conformance.judge import deviations
 from conformance.judge.bounded import Bounded, sum_roundoff
 from conformance.judge.components.hyper_connections import sigmoid
 from conformance.judge.components.linear import Parameters, quantized
@@ -19,6 +20,8 @@ def expert(config: ModelConfig, weights: Parameters, x: Bounded, routing_weight:
     gate = quantized(x, weights["w1.weight"]).rounded(BF16).clamp(high=config.swiglu_limit)
     up = quantized(x, weights["w3.weight"]).rounded(BF16).clamp(-config.swiglu_limit, config.swiglu_limit)
     hidden = gate * sigmoid(gate) * up
+    if routing_weight is not None and deviations.active("routing-weight-after-expert"):
+        return quantized(hidden.rounded(BF16), weights["w2.weight"]).rounded(BF16) * routing_weight.reshape(-1, 1)
     if routing_weight is not None:
         hidden = hidden * routing_weight.reshape(-1, 1)
     return quantized(hidden.rounded(BF16), weights["w2.weight"])
@@ -30,7 +33,8 @@ def combined(config: ModelConfig, weights: Parameters, x: Bounded, routing_weigh
     for index in np.unique(indices):
         tokens, slots = np.nonzero(indices == index)
         part = expert(config, weights.within(f"experts.{index}."), x[tokens], routing_weights[tokens, slots])
-        part = part.rounded(BF16)
+        if not deviations.active("routing-weight-after-expert"):
+            part = part.rounded(BF16)
         value[tokens] += part.value
         error[tokens] += part.error
         absolute[tokens] += part.magnitude

@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from conformance.config import ModelConfig
 from conformance.formats import BF16
+from conformance.judge import deviations
 from conformance.judge.bounded import Bounded, Floats, dot, where
 from conformance.judge.components.linear import Parameters, product, quantized
 from conformance.judge.components.norm import rms_norm
@@ -52,8 +53,9 @@ def index_scores(queries: Bounded, head_weights: Bounded, keys: Bounded, allowed
 
     Queries [B,T,H,d] and keys [B,C,d]: dot product, rounded; ReLU; times the head's weight, rounded; summed over heads.
     """
-    by_head = dot(queries.swapaxes(1, 2), _over_heads(keys)).rounded(BF16).clamp(low=0.0)
-    weighted = (by_head * head_weights.swapaxes(1, 2)[..., None]).rounded(BF16)
+    stored = deviations.score_format()
+    by_head = dot(queries.swapaxes(1, 2), _over_heads(keys)).rounded(stored).clamp(low=0.0)
+    weighted = (by_head * head_weights.swapaxes(1, 2)[..., None]).rounded(stored)
     return masked(weighted.sum(1), allowed)
 
 

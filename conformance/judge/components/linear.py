@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from conformance.formats import E2M1, E8M0, unpack_fp4
-from conformance.judge import accumulators
+from conformance.judge import accumulators, deviations
 from conformance.judge.bounded import Bounded, Floats, concatenate, dot, sum_roundoff
 from conformance.judge.components.quantize import FP8
 from conformance.lazy import LazyTensors
@@ -98,9 +98,21 @@ def fp4_weight(values: Floats, scale: Floats) -> Floats:
 def quantized(x: Bounded, weight: Floats) -> Bounded:
     """FP8 or FP4 weights: Q8 of the input, then the product sum.
 
-    The products are exact in fp32 and the scales are powers of two: only the order of the sum is free.
+    The products are exact in fp32 and the scales are powers of two: only the order of the sum is free.  So are those
+    of an input that a declared deviation leaves in bf16.
     """
-    return product(FP8.fake(x), weight, accumulators.current().error)
+    codes = x if deviations.active("no-activation-quantiser") else FP8.fake(x)
+    return product(codes, weight, accumulators.current().error)
+
+
+def lattice_holds() -> bool:
+    """Whether hand-made FP8 and FP4 operands are a lattice, on which every order of the sum gives the same bits.
+
+    They are one of quantised inputs and fp32 sums: whoever declares another accumulator, or that inputs are not
+    quantised, is judged by the bound instead.
+    """
+    fp32 = accumulators.current() is accumulators.ACCUMULATORS["fp32"]
+    return fp32 and not deviations.active("no-activation-quantiser")
 
 
 def product(x: Bounded, weight: Floats, sum_error: Callable[[int], float] = sum_roundoff) -> Bounded:

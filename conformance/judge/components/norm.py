@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from conformance.formats import BF16
+from conformance.judge import deviations
 from conformance.judge.bounded import Bounded, Floats
 
 
@@ -11,4 +13,7 @@ def rms_norm(x: Bounded, weight: Floats, eps: float) -> Bounded:
     The three factors may be multiplied in any order: two roundings, as written here.
     """
     mean = (x * x).sum(-1, keepdims=True) * (1.0 / x.shape[-1])
-    return (x * (mean + eps).rsqrt()) * Bounded.exact(weight)
+    normed = x * (mean + eps).rsqrt()
+    if deviations.active("norm-rounded-before-weight"):
+        normed = normed.rounded(BF16)
+    return normed * Bounded.exact(weight)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from conformance.judge import deviations
 from conformance.judge.bounded import (
     ELEMENTARY_ROUNDOFF,
     UNIT_ROUNDOFF,
@@ -19,6 +20,11 @@ Bools = npt.NDArray[np.bool_]
 
 PROBABILITY_ROUNDOFF = 2.0**-8
 """Probabilities are rounded to bf16, relative to a maximum that may be running or final: half an ulp, 2^-8 at most."""
+
+
+def probability_roundoff() -> float:
+    """`PROBABILITY_ROUNDOFF`, or none where a declared deviation leaves probabilities in fp32."""
+    return 0.0 if deviations.active("fp32-probabilities") else PROBABILITY_ROUNDOFF
 
 
 def attend(q: Bounded, kv: Bounded, counts: Floats, maybe: Bools | None, sink: Floats, scale: float) -> Bounded:
@@ -57,7 +63,7 @@ def attend(q: Bounded, kv: Bounded, counts: Floats, maybe: Bools | None, sink: F
     )
     absolute = np.abs(rows.value) + rows.error
     numerator = weight @ rows.value
-    rounding = error + (weight + error) * PROBABILITY_ROUNDOFF
+    rounding = error + (weight + error) * probability_roundoff()
     # Equal probabilities round alike: their errors are one error, and only those of different ones are independent.
     alike = _repeated(weight)
     together, apart = np.where(alike, rounding, 0.0), np.where(alike, 0.0, rounding)

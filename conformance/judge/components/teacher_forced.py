@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from conformance.config import ModelConfig
 from conformance.formats import BF16
+from conformance.judge import deviations
 from conformance.judge.bounded import Bounded, Floats, concatenate
 from conformance.judge.choices import pinned_maxima
 from conformance.judge.components import attention, compressor, indexer, sparse_attention, window
@@ -198,7 +199,7 @@ class TeacherForcedAttention:
     def candidates(self, call: int) -> Candidates:
         """What the candidate source publishes in a call."""
         layer = self.config.candidate_source_layer
-        scores = self.scores(layer, call).rounded(BF16)
+        scores = self.scores(layer, call).rounded(deviations.score_format())
         size, total = self.config.candidate_block_size, scores.shape[-1]
         visible = indexer.visible_counts(self.config, layer, self._positions(layer, call))
         low, high, _ = pinned_maxima(scores, visible, size)
@@ -212,7 +213,7 @@ class TeacherForcedAttention:
         A position that may or may not be a candidate has no lower end; in the tap nothing is known of it.
         """
         scores = self.scores(layer, call)
-        rounded = scores.rounded(BF16)
+        rounded = scores.rounded(deviations.score_format())
         low, high = rounded.low, rounded.high
         if not self.config.masked_by_candidates(layer):
             return low, high, scores
@@ -237,7 +238,8 @@ class TeacherForcedAttention:
             ]
             maybe = maybe | (short & visible & ~surely)
             nominal = surely
-            if key in self._selected:
+            # A recording of the published code chose by other scores than those of a declared deviation.
+            if key in self._selected and not deviations.any_active():
                 nominal = sparse_attention.counts_of(self._selected[key], total) > 0
             elif maybe.any():
                 nominal = surely | (maybe & (high >= _kth_largest(high, self.config.index_topk)))

@@ -1,0 +1,91 @@
+"""The reference with declared deviations: each a few changes of its source, applied while it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from conformance.adapters.in_process import InProcess
+from conformance.adapters.reference import Reference
+from conformance.cases.case import Request
+from conformance.deviations import DEVIATIONS
+from conformance.faults.patches import Change, Edit, patched
+from conformance.interface import METHODS, Description
+from conformance.tensors import Tensor
+
+QUANTISED = "codes, x_scale = quantize_fp8(x)"
+AS_IT_IS = "codes, x_scale = x, torch.ones(*x.shape[:-1], -(-x.shape[-1] // FP8_GROUP))"
+HEADS = "indexer._score_heads"
+DOWN = 'expert_linear(weights, "w2", to_bf16(hidden), compute=compute)'
+WEIGHTED = "out if routing_weight is None else to_bf16(out.to(compute) * routing_weight.to(compute)[:, None])"
+
+CHANGES: Mapping[str, tuple[Change, ...]] = {
+    # A product with weights under their scales and one with dequantised weights differ in the order of the sum only.
+    "no-activation-quantiser": (
+        Edit("linear.linear_fp8", QUANTISED, AS_IT_IS),
+        Edit("linear.linear_fp4", QUANTISED, AS_IT_IS),
+    ),
+    "fp32-index-scores": (
+        Edit(HEADS, "to_bf16(queries", "(queries"),
+        Edit(HEADS, "to_bf16(torch.relu", "(torch.relu"),
+        Edit(HEADS, "to_bf16(weighted", "(weighted"),
+    ),
+    "fp32-probabilities": (Edit("sparse_attention._attend", "to_bf16(probabilities).to(compute)", "probabilities"),),
+    "norm-rounded-before-weight": (
+        Edit("norm.rms_norm", "to_bf16(normed * weight.to(compute))", "to_bf16(to_bf16(normed) * weight.to(compute))"),
+    ),
+    "routing-weight-after-expert": (
+        Edit("experts.expert", "if routing_weight is not None:", "if False:"),
+        Edit("experts.expert", f"return {DOWN}", f"out = {DOWN}\n    return {WEIGHTED}"),
+        Edit("experts.experts", "x[token], routing_weights[token, choice]", "x[token], None"),
+        Edit(
+            "experts.experts",
+            "token, out.to(compute)",
+            "token, out.to(compute) * routing_weights[token, choice].to(compute)[:, None]",
+        ),
+    ),
+    "no-engram": (Edit("block.Block.step", "if self.config.has_engram(self.layer_id):", "if False:"),),
+}
+"""By the names of `conformance/deviations/deviations.toml`."""
+
+assert CHANGES.keys() == DEVIATIONS.keys()
+
+
+class DeviatingReference:
+    """A session with the reference that deviates while it is asked, and only then: what else uses it is not touched."""
+
+    def __init__(self, names: Sequence[str], declares: bool = True) -> None:
+        """`names` of the list; without `declares` it keeps them to itself."""
+        self._changes = [change for name in DEVIATIONS if name in names for change in CHANGES[name]]
+        self._inner = InProcess(Reference())
+        plain = self._inner.describe()
+        self._description = Description(
+            name=plain.name,
+            version=plain.version,
+            conventions=plain.conventions,
+            deviations=tuple(names) if declares else (),
+        )
+
+    def describe(self) -> Description:
+        """The reference's own, with the deviations."""
+        return self._description
+
+    def supports(self, method: str) -> bool:
+        """Everything."""
+        return method in METHODS
+
+    def ask(self, request: Request) -> Mapping[str, Tensor]:
+        """Put one request to the reference as it deviates."""
+        with patched(self._changes):
+            return self._inner.ask(request)
+
+    def reset(self) -> None:
+        """As the reference."""
+        self._inner.reset()
+
+    def finish(self) -> None:
+        """As the reference."""
+        self._inner.finish()
+
+    def close(self) -> None:
+        """As the reference."""
+        self._inner.close()
