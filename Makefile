@@ -2,8 +2,15 @@
 # make test        the suite's own tests
 # make faults      a fault for every known mistake: each must be rejected
 # make lint        style and types
+# make aot         every kernel compiled for every GPU target, without a GPU: ci/aot/; AOT="sm_90 gfx942" for some
+# make ports       install what others publish, each in its own environment, and judge it (docs/ports.md)
 # make setup       only the virtual environment
+# make report      judge TARGET; report/ then holds JSON lines, JUnit, HTML and a badge
+# make shard       one part of the full level, SHARD=1/4; `make merge` puts the parts in report/ together
+# make nightly     what takes long: every fault against the full level, and the honest variants
+# make mutate      mutants of the formats and the judge, each of which a test must notice
 #
+# TARGET is what is judged: `make report TARGET=my_port:Port`.
 # PYTHON is the interpreter that .venv is made from: `make check PYTHON=/env/bin/python`.  Remove .venv to change it.
 
 PYTHON ?= python3
@@ -11,7 +18,12 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
-.PHONY: setup check test faults lint
+TARGET ?= reference
+SHARD ?= 1/1
+OUT := report
+CONFORMANCE := $(VENV)/bin/conformance
+
+.PHONY: setup check test faults lint report shard merge nightly mutate ports aot
 .DELETE_ON_ERROR:
 
 setup: $(READY)
@@ -52,3 +64,31 @@ lint: setup
 	$(RUN) -m ruff check
 	$(RUN) -m ruff format --check
 	$(RUN) -m mypy
+
+# The badge is written whatever the verdict is; the exit code is that of the check.
+report: setup
+	@mkdir -p $(OUT)
+	$(CONFORMANCE) check $(TARGET) --json $(OUT)/report.jsonl --junit $(OUT)/report.xml --html $(OUT)/report.html; \
+	    code=$$?; $(CONFORMANCE) badge $(OUT)/report.jsonl --out $(OUT)/badge.json; exit $$code
+
+shard: setup
+	@mkdir -p $(OUT)
+	$(CONFORMANCE) check $(TARGET) --level full --shard $(SHARD) --json $(OUT)/shard-$(subst /,-of-,$(SHARD)).jsonl
+
+merge: setup
+	$(CONFORMANCE) merge $(OUT)/shard-*.jsonl --json $(OUT)/report.jsonl --junit $(OUT)/report.xml
+
+nightly: setup
+	$(CONFORMANCE) faults
+	$(CONFORMANCE) faults --honest
+
+mutate: setup
+	$(RUN) -m mutmut run
+	$(RUN) -m mutmut results
+
+aot: setup
+	$(RUN) ci/aot/gate.py $(AOT) $(UPDATE)
+
+# Their packages go to .venv-ports/, one environment each; PORT=mlx-lm for one of them.
+ports: setup
+	$(RUN) -m conformance.ports.run $(PORT)

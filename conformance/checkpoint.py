@@ -95,9 +95,9 @@ def check_checkpoint(directory: Path, partial: bool = False) -> Checkpoint:
     """
     if not directory.is_dir():
         raise FixtureError(f"{one_line(str(directory))}: not a directory")
-    mapping, configuration = _configuration(directory)
+    mapping, configuration = read_configuration(directory)
     checkpoint = Checkpoint(directory, configuration, layout(mapping, configuration))
-    placed = _index(directory)
+    placed = read_index(directory)
     located = _read_shards(checkpoint, placed, partial)
     if placed is not None:
         checkpoint.problems.extend(_index_problems(placed, located, set(checkpoint.shards)))
@@ -109,7 +109,7 @@ def check_checkpoint(directory: Path, partial: bool = False) -> Checkpoint:
 # Files
 
 
-def _configuration(directory: Path) -> tuple[Mapping[str, Any], str]:
+def read_configuration(directory: Path) -> tuple[Mapping[str, Any], str]:
     """The configuration, and which one it is in words."""
     passed_over = []
     for name in CONFIGS:
@@ -124,7 +124,7 @@ def _configuration(directory: Path) -> tuple[Mapping[str, Any], str]:
     return parse_json(raw, "released.json"), f"the released configuration ({reason})"
 
 
-def _index(directory: Path) -> Mapping[str, str] | None:
+def read_index(directory: Path) -> Mapping[str, str] | None:
     """The shard of each tensor, None without an index."""
     if not (directory / INDEX).is_symlink() and not (directory / INDEX).exists():
         return None
@@ -147,7 +147,7 @@ def _read_shards(checkpoint: Checkpoint, placed: Mapping[str, str] | None, parti
     located: dict[str, str] = {}
     for name in names:
         try:
-            path = _inside(checkpoint.directory, name)
+            path = inside(checkpoint.directory, name)
             if partial and not path.exists():
                 checkpoint.absent.append(name)
                 continue
@@ -166,7 +166,7 @@ def _read_shards(checkpoint: Checkpoint, placed: Mapping[str, str] | None, parti
     return located
 
 
-def _inside(directory: Path, name: str) -> Path:
+def inside(directory: Path, name: str) -> Path:
     """A file of the folder by its plain name, after making sure that opening it is harmless.
 
     Raises:
@@ -201,7 +201,7 @@ def _read_object(directory: Path, name: str, limit: int) -> dict[str, Any]:
     folder, _, file = name.rpartition("/")
     if folder and (directory / folder).is_symlink():
         raise FixtureError(f"{folder}: a link instead of a folder")
-    path = _inside(directory / folder, file)
+    path = inside(directory / folder, file)
     try:
         with path.open("rb") as stream:
             raw = stream.read(limit + 1)

@@ -7,18 +7,38 @@ Everything heavy is imported inside the commands, so that `--help` and a mistype
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from conformance.commands import (
+    badge,
+    bundle,
+    compare,
+    coverage,
+    durations,
+    expect,
+    export,
+    matrix,
+    merge,
+    report,
+    trace,
+)
 from conformance.errors import ConformanceError, FixtureError
+from conformance.signatures import DEFAULT_SECONDS
 
 Level = Literal["smoke", "core", "full"]
 Reading = Literal["intended", "literal"]
 
-Target = Annotated[str, typer.Argument(metavar="TARGET", help="reference, a registered name, or package.module:Class.")]
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET", help="reference, package.module:Class, a registered name, cmd:PROGRAM or dir:FOLDER."
+    ),
+]
 Expression = Annotated[
     str | None,
     typer.Option("-k", metavar="EXPR", help="Only ids that match, as in pytest: 'rotary and not yarn', or a whole id."),
@@ -28,6 +48,11 @@ Components = Annotated[
 ]
 FixturesDirectory = Annotated[
     Path | None, typer.Option("--fixtures", metavar="DIR", help="Golden sets to use instead of the shipped ones.")
+]
+
+CheckpointDirectory = Annotated[
+    Path | None,
+    typer.Option("--checkpoint", metavar="DIR", help="The weights of a set that was recorded from a checkpoint."),
 ]
 
 app = typer.Typer(
@@ -51,12 +76,46 @@ def check(
         str | None, typer.Option("--set", metavar="NAME", help="Only cases whose inputs come from this golden set.")
     ] = None,
     fixtures: FixturesDirectory = None,
+    checkpoint: CheckpointDirectory = None,
     reading: Annotated[
         Reading | None,
         typer.Option(help="Reading of the shared index-key slot (default: the one that the target declares)."),
     ] = None,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the report as JSON lines.")] = None,
-    shard: Annotated[str | None, typer.Option(metavar="I/N", help="Run part I of N.")] = None,
+    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the report as JUnit XML.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the report as one HTML file to look at.")
+    ] = None,
+    expect: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Known failures of the target, each with its issue.")
+    ] = None,
+    shard: Annotated[str | None, typer.Option(metavar="I/N", help="Run part I of N, balanced by time.")] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            min=0.1,
+            help="For cmd: targets: wait so long for an answer, five times as long in a case [default: 120].",
+        ),
+    ] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="For upstream:DIR, execute the checkout's code, whose hashes are shown.")
+    ] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Put cases to the target in this many processes at a time.")] = 1,
+    world_size: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=1, max=64, help="Run a tensor-parallel target as N ranks, each a process; judge them all."
+        ),
+    ] = 1,
+    explain: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=0,
+            help="How long to compare failures with known mistakes and deviations; 0 for not at all.",
+        ),
+    ] = DEFAULT_SECONDS,
     fail_fast: Annotated[bool, typer.Option("--fail-fast", "-x", help="Stop at the first failure.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="A line for every case, every tap of failures.")] = (
         False
@@ -66,17 +125,27 @@ def check(
     from conformance import check as run
     from conformance.selection import Selection
 
-    # Whoever names a set means all of it.
-    chosen_level: Level = level or ("core" if set_name is None else "full")
+    # Whoever names a set means all of it; a folder asks what it was exported for.
+    everything = set_name is not None or target.startswith("dir:")
+    chosen_level: Level = level or ("full" if everything else "core")
     selection = Selection(chosen_level, expression, tuple(components or ()), set_name)
     return run.check(
         run.CheckOptions(
             target,
             selection,
             fixtures=fixtures,
+            checkpoint=checkpoint,
             reading=reading,
             shard=shard,
+            timeout=timeout,
+            agreed=yes,
+            jobs=jobs,
+            world_size=world_size,
+            expect=expect,
             json=json,
+            junit=junit,
+            html=html,
+            explain=explain,
             fail_fast=fail_fast,
             verbose=verbose,
         )
@@ -89,7 +158,9 @@ def smoke(target: Target, fixtures: FixturesDirectory = None) -> int:
     from conformance import check as run
     from conformance.selection import Selection
 
-    return run.check(run.CheckOptions(target, Selection("smoke"), fixtures=fixtures, compact=True))
+    return run.check(
+        run.CheckOptions(target, Selection("smoke"), fixtures=fixtures, explain=DEFAULT_SECONDS, compact=True)
+    )
 
 
 @app.command("list")
@@ -98,6 +169,7 @@ def list_cases(
     level: Annotated[Level, typer.Option(help="Up to this level.")] = "full",
     expression: Expression = None,
     fixtures: FixturesDirectory = None,
+    checkpoint: CheckpointDirectory = None,
 ) -> int:
     """List the cases: id, level, mode, and the mistake each one catches."""
     from conformance.cases import catalogue
@@ -106,7 +178,8 @@ def list_cases(
     from conformance.report.terminal import make_console
     from conformance.selection import Selection, select
 
-    cases = select(catalogue.catalogue(Fixtures.open(fixtures)), Selection(level, expression, tuple(components or ())))
+    opened = Fixtures.open(fixtures, checkpoint=checkpoint)
+    cases = select(catalogue.catalogue(opened), Selection(level, expression, tuple(components or ())))
     print_list(make_console(), cases)
     return 0
 
@@ -115,6 +188,7 @@ def list_cases(
 def show(
     case_id: Annotated[str, typer.Argument(metavar="CASE", help="The id of a case.")],
     fixtures: FixturesDirectory = None,
+    checkpoint: CheckpointDirectory = None,
 ) -> int:
     """Show everything about one case, without running an implementation."""
     from conformance.cases import catalogue
@@ -124,8 +198,9 @@ def show(
     from conformance.report.terminal import make_console
     from conformance.selection import Selection, find_case
 
-    case = find_case(catalogue.catalogue(Fixtures.open(fixtures)), case_id)
-    rerun = rerun_command(CheckOptions("TARGET", Selection(case.level), fixtures=fixtures), case)
+    case = find_case(catalogue.catalogue(Fixtures.open(fixtures, checkpoint=checkpoint)), case_id)
+    options = CheckOptions("TARGET", Selection(case.level), fixtures=fixtures, checkpoint=checkpoint)
+    rerun = rerun_command(options, case)
     print_details(make_console(), case, rerun)
     return 0
 
@@ -163,10 +238,17 @@ def checkpoint(
 
 @app.command()
 def record(
-    upstream: Annotated[
-        Path, typer.Option("--upstream", metavar="DIR", help="The inference/ folder of a checkout of the model.")
-    ],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the sets go; must not exist.")],
+    upstream: Annotated[
+        Path | None, typer.Option("--upstream", metavar="DIR", help="The inference/ folder of a checkout of the model.")
+    ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option("--checkpoint", metavar="DIR", help="Instead: a checkpoint, whose layers the reference runs."),
+    ] = None,
+    layers: Annotated[
+        str | None, typer.Option("--layers", metavar="N-M", help="With --checkpoint: which layers, such as 24-27.")
+    ] = None,
     kernels: Annotated[
         Literal["upstream", "reference"],
         typer.Option(help="The checkout's kernels on a GPU, or this suite's own on a CPU."),
@@ -179,9 +261,16 @@ def record(
     ] = None,
     agreed: Annotated[bool, typer.Option("--yes", help="Execute the checkout's code; without, only show it.")] = False,
 ) -> int:
-    """Record golden sets by running the published code on seeded weights; it is shown before it is executed."""
+    """Record golden sets: the published code on seeded weights, shown before it runs, or the reference on real ones."""
     from conformance.recording.record import RecordOptions, print_progress, record as run
 
+    if (upstream is None) == (checkpoint is None) or (checkpoint is None) != (layers is None):
+        raise ConformanceError("record takes --upstream DIR, or --checkpoint DIR with --layers N-M")
+    if checkpoint is not None and layers is not None:
+        from conformance.recording.checkpoint_layers import parse_layers, record_layers
+
+        return record_layers(checkpoint, parse_layers(layers), out, print_progress)
+    assert upstream is not None
     return run(RecordOptions(upstream, out, kernels, agreed, scenarios, revision), print_progress)
 
 
@@ -206,12 +295,15 @@ def tokenizer(
 @app.command("noise-floor")
 def noise_floor(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A directory of golden sets with a manifest.json.")],
+    missing: Annotated[bool, typer.Option("--missing", help="Keep what is stored; measure only other cases.")] = False,
+    checkpoint: CheckpointDirectory = None,
 ) -> int:
     """Write noise_floor.json: how far honest variants of the reference land from each recorded trace."""
     from conformance.cases.noise_floors import store
     from conformance.fixtures import Fixtures
 
-    path = store(Fixtures.open(directory), lambda case_id: print(case_id, file=sys.stderr))
+    opened = Fixtures.open(directory, checkpoint=checkpoint)
+    path = store(opened, lambda case_id: print(case_id, file=sys.stderr), missing)
     print(f"wrote {path}")
     return 0
 
@@ -252,11 +344,27 @@ def faults(
     )
 
 
+app.command()(coverage.coverage)
+app.command()(durations.durations)
+app.command()(export.export)
+app.command()(merge.merge)
+app.command()(report.report)
+app.command()(compare.compare)
+app.command()(matrix.matrix)
+app.command()(trace.trace)
+app.command()(badge.badge)
+app.command()(bundle.bundle)
+app.command("verify-bundle")(bundle.verify_bundle)
+app.add_typer(expect.app, name="expect")
+
+
 def main() -> None:
     """Run the command line; every error becomes one line on standard error and exit code 2."""
     # The suite works on small tensors, where a pool of threads costs more than it saves; results then do not depend on
     # the number of cores either.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # Who is asked to end still closes what was opened: processes, temporary folders, the report.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     for stream in (sys.stdout, sys.stderr):
         # A terminal without, say, "−" must not end a run.
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]

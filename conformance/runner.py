@@ -4,20 +4,35 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from conformance.adapters.session import Answer, Session, UnsupportedRequest
+from conformance.adapters.session import Answer, ByRank, Session, UnsupportedRequest
 from conformance.cases.case import Case, Open, ReadState, Step
+from conformance.deviations.stand_in import Reply, StandIn
 from conformance.errors import ConformanceError, in_one_line
-from conformance.judge import accumulators
+from conformance.judge import accumulators, deviations, fp4_codes
 from conformance.judge.expectations import Expectation, Mode, Verdict
+from conformance.judge.histogram import Histogram, combined
 from conformance.tensors import Tensor
 
-Status = Literal["PASS", "FAIL", "CRASH", "UNSUPPORTED", "BROKEN"]
-"""BROKEN is our fault: the suite raised, or a recorded value does not satisfy the case's own rule."""
+if TYPE_CHECKING:
+    from conformance.expectations import Entry
+    from conformance.report.records import CaseRecord
+
+Status = Literal[
+    "PASS", "FAIL", "CRASH", "TIMEOUT", "PROTOCOL", "UNSUPPORTED", "BROKEN", "XFAIL", "XPASS", "QUARANTINE"
+]
+"""BROKEN is our fault: the suite raised, or a recorded value does not satisfy the case's own rule.
+
+The last three come of expectations: failed as expected, passed although a failure was expected, not launched."""
+FAILURES: tuple[Status, ...] = ("FAIL", "CRASH", "TIMEOUT", "PROTOCOL")
+"""The statuses that say that the target failed: a wrong result, an exception or a dead process, no answer in time, an
+answer that is none."""
+UNWANTED: tuple[Status, ...] = (*FAILURES, "XPASS", "BROKEN")
+"""The statuses that fail a run."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +41,17 @@ class Finding:
 
     where: str
     verdict: Verdict
+    layer: int | None = None
+    """The layer of the model that the step belongs to, if to one."""
+
+
+@dataclass(frozen=True)
+class LayerSummary:
+    """One tap in one layer over all steps of a case."""
+
+    layer: int
+    passed: bool
+    ratio: float
 
 
 @dataclass(frozen=True)
@@ -44,6 +70,10 @@ class TapSummary:
     """Mode `propagated`: median over all positions of the case."""
     scale: float = 0.0
     """Mode `propagated`: largest |log2| of a norm over the recorded one."""
+    layers: tuple[LayerSummary, ...] = ()
+    """By layer, where steps belong to layers; ascending."""
+    histogram: Histogram = field(default_factory=dict)
+    """Elements by error over bound, where each has a bound of its own."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +88,10 @@ class CaseResult:
     message: str = ""
     reached: str = ""
     """Where the conversation ended, if it ended early."""
+    deviations: tuple[str, ...] = ()
+    """Declared deviations that the case was judged with."""
+    expectation: Entry | None = None
+    """What was expected of the case, where anything was."""
 
     @property
     def ratio(self) -> float:
@@ -76,6 +110,7 @@ class _Tally:
     def __init__(self) -> None:
         self.taps: dict[str, TapSummary] = {}
         self.first_failure: Finding | None = None
+        self._layers: dict[str, dict[int, LayerSummary]] = {}
         self._distances: dict[str, list[float]] = {}
         self._allowances: dict[str, float] = {}
 
@@ -86,6 +121,8 @@ class _Tally:
             self._allowances[verdict.tap] = verdict.median_allowance
         if not verdict.passed and self.first_failure is None:
             self.first_failure = finding
+        if finding.layer is not None:
+            self._add_to_layer(finding.layer, verdict)
         known = self.taps.get(verdict.tap)
         if known is None:
             self.taps[verdict.tap] = TapSummary(
@@ -98,6 +135,7 @@ class _Tally:
                 finding,
                 verdict.note,
                 scale=verdict.scale,
+                histogram=verdict.histogram,
             )
             return
         worse = (not verdict.passed and known.worst.verdict.passed) or verdict.ratio > known.ratio
@@ -110,6 +148,21 @@ class _Tally:
             scale=max(known.scale, verdict.scale),
             bias=max(biases, key=abs) if biases else None,
             worst=finding if worse else known.worst,
+            histogram=combined(known.histogram, verdict.histogram),
+        )
+
+    def _add_to_layer(self, layer: int, verdict: Verdict) -> None:
+        layers = self._layers.setdefault(verdict.tap, {})
+        known = layers.get(layer, LayerSummary(layer, True, 0.0))
+        layers[layer] = LayerSummary(layer, known.passed and verdict.passed, max(known.ratio, verdict.ratio))
+
+    def summaries(self) -> tuple[TapSummary, ...]:
+        """Every tap, with what it was in each layer."""
+        return tuple(
+            replace(summary, layers=tuple(layers[layer] for layer in sorted(layers)))
+            if (layers := self._layers.get(tap))
+            else summary
+            for tap, summary in self.taps.items()
         )
 
     def close(self) -> None:
@@ -137,20 +190,26 @@ def run_case(case: Case, session: Session) -> CaseResult:
     """
     start = time.perf_counter()
     session.reset()
+    description = session.describe()
+    stand_in = StandIn(tuple(description.deviations))
     tally = _Tally()
     status: Status = "PASS"
     message, reached = "", ""
     step: Step | None = None
     try:
-        with accumulators.judging(session.describe().accumulator):
+        with (
+            accumulators.judging(description.accumulator),
+            deviations.judging(description.deviations),
+            fp4_codes.judging(description.conventions),
+        ):
             for step in case.steps():
-                _run_step(step, session, tally)
+                _run_step(step, session, stand_in, tally)
         session.finish()
         tally.close()
     except UnsupportedRequest as answer:
         status, message = "UNSUPPORTED", str(answer)
     except Answer as answer:
-        status = "CRASH" if answer.status == "CRASH" else "FAIL"
+        status = next((failure for failure in FAILURES if failure == answer.status), "FAIL")
         message, reached = str(answer), _reached(step)
     except ConformanceError:
         raise
@@ -159,12 +218,20 @@ def run_case(case: Case, session: Session) -> CaseResult:
     except Exception as error:
         status = "BROKEN"
         message, reached = f"the suite raised {in_one_line(error)}", _reached(step)
-    if status == "PASS" and tally.first_failure is not None:
+    if status in ("PASS", "UNSUPPORTED") and tally.first_failure is not None:
+        # What was wrong before a step that the port does not have was wrong all the same.
         status = "FAIL"
     if status == "PASS" and not tally.taps:
         status, message = "BROKEN", "the case judged nothing"
     return CaseResult(
-        case, status, time.perf_counter() - start, tuple(tally.taps.values()), tally.first_failure, message, reached
+        case,
+        status,
+        time.perf_counter() - start,
+        tally.summaries(),
+        tally.first_failure,
+        message,
+        reached,
+        stand_in.touched,
     )
 
 
@@ -172,7 +239,7 @@ def _reached(step: Step | None) -> str:
     return "" if step is None else step.place.describe((), ())
 
 
-def _run_step(step: Step, session: Session, tally: _Tally) -> None:
+def _run_step(step: Step, session: Session, stand_in: StandIn, tally: _Tally) -> None:
     try:
         results = session.ask(step.request)
     except UnsupportedRequest:
@@ -180,9 +247,16 @@ def _run_step(step: Step, session: Session, tally: _Tally) -> None:
         if isinstance(step.request, ReadState) and tally.taps:
             return
         raise
+    reply = stand_in.reply(step.request)
     if isinstance(step.request, Open):
         return
-    for expectation in step.rules():
+    _judge_step(step, reply, results, tally)
+    for rank, of_rank in results.others.items() if isinstance(results, ByRank) else ():
+        _judge_step(step, reply, of_rank, tally, f"rank {rank}, ")
+
+
+def _judge_step(step: Step, reply: Reply, results: Mapping[str, Tensor], tally: _Tally, rank: str = "") -> None:
+    for expectation in map(reply.in_place_of_recordings, step.rules()):
         missing = [tap for tap in expectation.taps if tap not in results]
         if missing:
             returned = ", ".join(results) or "nothing"
@@ -190,11 +264,11 @@ def _run_step(step: Step, session: Session, tally: _Tally) -> None:
             verdict = Verdict(missing[0], expectation.mode, False, ratio=np.inf, message=message)
         else:
             verdict = _judge(expectation, step, results)
-        tally.add(Finding(step.place.describe(verdict.axes, verdict.index), verdict))
-    for expectation in step.optional():
+        tally.add(Finding(rank + step.place.describe(verdict.axes, verdict.index), verdict, step.place.layer))
+    for expectation in map(reply.in_place_of_recordings, step.optional()):
         if all(tap in results for tap in expectation.taps):
             verdict = _judge(expectation, step, results)
-            tally.add(Finding(step.place.describe(verdict.axes, verdict.index), verdict))
+            tally.add(Finding(rank + step.place.describe(verdict.axes, verdict.index), verdict, step.place.layer))
 
 
 def _judge(expectation: Expectation, step: Step, results: Mapping[str, Tensor]) -> Verdict:
@@ -215,8 +289,8 @@ def _check_golden(expectation: Expectation, step: Step) -> None:
         )
 
 
-def exit_code(results: Sequence[CaseResult]) -> int:
-    """0 when every case that is supported passed, 1 otherwise (design.md section 6)."""
-    failed = any(result.status in ("FAIL", "CRASH", "BROKEN") for result in results)
-    nothing = not any(result.status == "PASS" for result in results)
+def exit_code(results: Sequence[CaseResult | CaseRecord]) -> int:
+    """0 when every case that is supported passed, or failed as expected; 1 otherwise, and when nothing was judged."""
+    failed = any(result.status in UNWANTED for result in results)
+    nothing = not any(result.status in ("PASS", "XFAIL") for result in results)
     return 1 if failed or nothing else 0

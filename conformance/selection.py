@@ -7,8 +7,10 @@ would look like success.
 from __future__ import annotations
 
 import difflib
+import heapq
 import re
-from collections.abc import Callable, Collection, Sequence
+import statistics
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from conformance.cases.case import LEVELS, Case, Level
@@ -43,9 +45,7 @@ def select(cases: Sequence[Case], selection: Selection) -> list[Case]:
                 raise ConformanceError(f"--component {one_line(name)}: no such component; there are {', '.join(known)}")
         chosen = [case for case in chosen if case.component in selection.components]
     if selection.set_name is not None:
-        # Sources read "tiny/prefill-17" or "tiny: all calls"; a set named "tiny-2" must not answer to "tiny".
-        from_set = re.compile(re.escape(selection.set_name) + r"(?![\w-])")
-        chosen = [case for case in chosen if from_set.match(case.source)]
+        chosen = [case for case in chosen if is_from_set(case, selection.set_name)]
         _require(chosen, f"--set {one_line(selection.set_name)}")
     if selection.expression is not None:
         matches = parse_expression(selection.expression, {case.id for case in cases})
@@ -58,6 +58,12 @@ def select(cases: Sequence[Case], selection: Selection) -> list[Case]:
         hint = "" if lowest is None else f"; use --level {lowest} for the {len(chosen)} that it leaves out"
         raise ConformanceError(f"--level {selection.level}: selects no case{hint}")
     return at_level
+
+
+def is_from_set(case: Case, set_name: str) -> bool:
+    """Whether the inputs of a case come from this golden set."""
+    # Sources read "tiny/prefill-17" or "tiny: all calls"; a set named "tiny-2" must not answer to "tiny".
+    return re.match(re.escape(set_name) + r"(?![\w-])", case.source) is not None
 
 
 def _require(chosen: Sequence[Case], argument: str) -> None:
@@ -77,8 +83,12 @@ def of_reading(cases: Sequence[Case], reading: Reading) -> list[Case]:
     return kept
 
 
-def shard(cases: Sequence[Case], which: str | None) -> list[Case]:
-    """Part `i` of `n` for `which` "i/n", dealt round-robin so that the parts take about equally long.
+def shard(cases: Sequence[Case], which: str | None, durations: Mapping[str, float]) -> list[Case]:
+    """Part `i` of `n` for `which` "i/n", in the order of the catalogue.
+
+    The longest cases are dealt first, each to the part that has least to do, so that the parts take about equally long;
+    which case falls where depends on the selection, `n` and the durations alone.  `durations` are seconds by id; cases
+    without one count as the median of those that have one.
 
     Raises:
         ConformanceError: not of that form, or no case falls into the part.
@@ -88,10 +98,21 @@ def shard(cases: Sequence[Case], which: str | None) -> list[Case]:
     match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", which)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise ConformanceError(f"--shard {one_line(which)}: expected i/n with 1 <= i <= n, such as 1/4")
-    part = list(cases[int(match[1]) - 1 :: int(match[2])])
-    if not part:
+    part, parts = int(match[1]), int(match[2])
+    known = [durations[case.id] for case in cases if case.id in durations]
+    usual = statistics.median(known) if known else 1.0
+    seconds = [durations.get(case.id, usual) for case in cases]
+    loads = [(0.0, 0, number) for number in range(1, parts + 1)]
+    mine: list[int] = []
+    for index in sorted(range(len(cases)), key=lambda index: (-seconds[index], index)):
+        # Of parts with equal loads the one with fewer cases, so that cases without a length are dealt evenly as well.
+        load, count, number = heapq.heappop(loads)
+        heapq.heappush(loads, (load + seconds[index], count + 1, number))
+        if number == part:
+            mine.append(index)
+    if not mine:
         raise ConformanceError(f"--shard {which}: empty, only {len(cases)} cases are selected")
-    return part
+    return [cases[index] for index in sorted(mine)]
 
 
 def find_case(cases: Sequence[Case], case_id: str) -> Case:

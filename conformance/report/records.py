@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from conformance.judge.expectations import Verdict
+from conformance.cases.case import Level
+from conformance.expectations import Entry
+from conformance.judge.expectations import Mode, Verdict
 from conformance.runner import CaseResult, Finding, Status, TapSummary
 
 FORMAT_VERSION = 1
@@ -34,6 +36,8 @@ class Header:
     fixtures: Mapping[str, Any]
     cases: int
     environment: Mapping[str, str]
+    expectations: str | None = None
+    """The expectations file, as typed."""
     type: Literal["header"] = "header"
     format: int = FORMAT_VERSION
 
@@ -44,7 +48,7 @@ class ElementRecord:
 
     where: str
     tap: str
-    mode: str
+    mode: Mode
     message: str
     ratio: float
     actual: float | None
@@ -52,6 +56,17 @@ class ElementRecord:
     bound: float | None
     actual_bits: str
     expected_bits: str
+    index: tuple[int, ...] = ()
+    """In the result of one step, row-major; empty where no single element is meant."""
+
+
+@dataclass(frozen=True)
+class LayerRecord:
+    """One result in one layer of the model."""
+
+    layer: int
+    passed: bool
+    ratio: float
 
 
 @dataclass(frozen=True)
@@ -59,13 +74,46 @@ class TapRecord:
     """One result over all steps of a case."""
 
     tap: str
-    mode: str
+    mode: Mode
     judged: int
     wrong: int
     ratio: float
     bias: float | None
     note: str
     worst: ElementRecord
+    layers: tuple[LayerRecord, ...] = ()
+    """By layer, where steps belong to layers; ascending."""
+    histogram: Mapping[str, int] = field(default_factory=dict)
+    """Elements by error over bound, where each has a bound of its own; bins of `conformance/judge/histogram.py`."""
+
+
+@dataclass(frozen=True)
+class ExpectationRecord:
+    """The entry of an expectations file that a case falls under."""
+
+    pattern: str
+    status: str
+    reason: str
+    url: str
+
+
+@dataclass(frozen=True)
+class MatchRecord:
+    """A known mistake, or a deviation, whose values are those that came back."""
+
+    kind: Literal["fault", "deviation", "declared deviation"]
+    name: str
+    """Of `conformance/faults/catalogue/` or `conformance/deviations/deviations.toml`."""
+    flag: str
+    """The mistake's name in `conformance/cases/flags.toml`; empty for a deviation."""
+    words: str
+    rank: int
+    """1 for the best match; several of one rank cannot be told apart by the cases that failed."""
+    explained: int
+    """Wrong elements (queries of a choice, whole tensors of propagated results) whose values it gives."""
+    wrong: int
+    nearness: float
+    """Mean distance to its values over the distance to the expected ones; 0 where the bits are equal."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +122,8 @@ class CaseRecord:
 
     id: str
     component: str
-    level: str
-    mode: str
+    level: Level
+    mode: Mode
     status: Status
     seconds: float
     judged: int
@@ -92,6 +140,12 @@ class CaseRecord:
     source: str
     rerun: str
     """The command that runs this case alone."""
+    deviations: tuple[str, ...] = ()
+    """Declared deviations that the case was judged with."""
+    expectation: ExpectationRecord | None = None
+    """What was expected of the case, where anything was."""
+    matched: tuple[MatchRecord, ...] = ()
+    """Known mistakes whose values these are, the best first; looked for in failed cases only, for a bounded time."""
     type: Literal["case"] = "case"
 
 
@@ -132,12 +186,27 @@ def case_record(result: CaseResult, rerun: str) -> CaseRecord:
         flags=case.flags,
         source=case.source,
         rerun=rerun,
+        deviations=result.deviations,
+        expectation=None if result.expectation is None else _expectation_record(result.expectation),
     )
+
+
+def _expectation_record(entry: Entry) -> ExpectationRecord:
+    return ExpectationRecord(entry.pattern, entry.status, entry.reason, entry.url)
 
 
 def _tap_record(tap: TapSummary) -> TapRecord:
     return TapRecord(
-        tap.tap, tap.mode, tap.judged, tap.wrong, tap.ratio, tap.bias, tap.note, _element_record(tap.worst)
+        tap.tap,
+        tap.mode,
+        tap.judged,
+        tap.wrong,
+        tap.ratio,
+        tap.bias,
+        tap.note,
+        _element_record(tap.worst),
+        tuple(LayerRecord(entry.layer, entry.passed, entry.ratio) for entry in tap.layers),
+        tap.histogram,
     )
 
 
@@ -154,6 +223,7 @@ def _element_record(finding: Finding) -> ElementRecord:
         verdict.bound,
         verdict.actual_bits,
         verdict.expected_bits,
+        verdict.index,
     )
 
 

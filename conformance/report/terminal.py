@@ -6,6 +6,7 @@ Records are printed as plain text, never as rich markup, since ids, shapes and a
 
 from __future__ import annotations
 
+import io
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -14,21 +15,35 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from conformance.report.records import CaseRecord, ElementRecord, Footer, Header, TapRecord
-from conformance.report.summary import FAILED, component_rows, verdict_sentence
+from conformance.report.records import CaseRecord, ElementRecord, ExpectationRecord, Footer, Header, TapRecord
+from conformance.report.summary import component_rows, verdict_sentence
+from conformance.runner import FAILURES
 
 STYLES = {
     "PASS": "green",
     "FAIL": "bold red",
     "CRASH": "bold red",
+    "TIMEOUT": "bold red",
+    "PROTOCOL": "bold red",
     "BROKEN": "bold magenta",
     "UNSUPPORTED": "yellow",
+    "XFAIL": "yellow",
+    "XPASS": "bold red",
+    "QUARANTINE": "yellow",
     "conforms": "green",
+    "deviates": "cyan",
     "FAILS": "bold red",
     "partly": "yellow",
+    "xfail": "yellow",
+    "quarantine": "yellow",
     "unsupported": "yellow",
 }
 
+
+SHOWN_ALIKE = 3
+"""Failures of one cause that are printed in full."""
+SHOWN_MATCHES = 2
+"""Mistakes that are named where several give the values."""
 
 NOT_IMPLEMENTED = " is not implemented"
 """How sessions answer for a method that an implementation does not have."""
@@ -70,6 +85,8 @@ def print_header(console: Console, header: Header) -> None:
         "fixtures": f"{fixtures['directory']}, lock {fixtures['lock'][:12]}: {', '.join(fixtures['sets'])}",
         "cases": cases,
     }
+    if implementation.get("deviations"):
+        fields["deviations"] = ", ".join(implementation["deviations"])
     fields |= {f"  {name}": str(text) for name, text in implementation["conventions"].items()}
     print_fields(console, fields)
     console.print()
@@ -80,7 +97,7 @@ def print_case(console: Console, record: CaseRecord) -> None:
     line = Text(f"{record.status:<11} ", style=STYLES[record.status])
     line.append(f"{record.id}  {record.seconds:.2f} s", style="default")
     if record.taps:
-        line.append(f"  error/bound {_number(record.ratio)}", style="default")
+        line.append(f"  error/bound {ratio_text(record.ratio)}", style="default")
     console.print(line, soft_wrap=True)
 
 
@@ -92,13 +109,17 @@ def print_report(
         console.print(_component_table(records))
         console.print()
     broken = [record for record in records if record.status == "BROKEN"]
-    for record in records:
-        if record.status in FAILED:
+    failures = [record for record in records if record.status in FAILURES]
+    shown = failures if verbose else [record for group in _alike(failures) for record in group[:SHOWN_ALIKE]]
+    for record in failures:
+        if record in shown:
             _print_failure(console, record, compact, verbose)
+    _print_folded(console, _alike(failures), shown, compact)
     if broken:
         console.print("Faults of the suite itself, not of the target; please report them:", style=STYLES["BROKEN"])
         for record in broken:
             _print_failure(console, record, compact, verbose)
+    _print_expected(console, records)
     if not compact:
         _print_unsupported(console, records)
         _print_notes(console, records)
@@ -106,10 +127,50 @@ def print_report(
         done = f"after {len(records)} of {header.cases} cases"
         console.print(f"stopped {done}: {footer.stopped}", style="bold yellow", soft_wrap=True)
     style = {0: "bold green", 1: "bold red"}.get(footer.exit_code, "bold yellow")
-    console.print(
-        verdict_sentence(records, header.cases, header.implementation["accumulator"]), style=style, soft_wrap=True
+    implementation = header.implementation
+    sentence = verdict_sentence(
+        records, header.cases, implementation["accumulator"], implementation.get("deviations", ())
     )
+    console.print(sentence, style=style, soft_wrap=True)
     console.print(f"{footer.seconds:.1f} s, peak memory {footer.peak_memory_bytes / 2**20:,.0f} MiB")
+
+
+def _alike(failures: Sequence[CaseRecord]) -> list[list[CaseRecord]]:
+    """Failures of one component by the known mistake whose values they show, or else by the result that was wrong."""
+    groups: dict[tuple[str, ...], list[CaseRecord]] = {}
+    for record in failures:
+        names = tuple(match.name for match in record.matched if match.rank == 1)
+        wrong = (record.first_failure.tap,) if record.first_failure and not record.message else (record.message,)
+        groups.setdefault((record.status, record.component, *(names or wrong)), []).append(record)
+    return list(groups.values())
+
+
+def _print_folded(
+    console: Console, groups: Sequence[Sequence[CaseRecord]], shown: Sequence[CaseRecord], compact: bool
+) -> None:
+    """What is not shown in full, under what it is like."""
+    folded = [(group[0], [record.id for record in group if record not in shown]) for group in groups]
+    if not any(ids for _, ids in folded):
+        return
+    where = "" if compact else ", in full with --verbose or --json"
+    console.print(f"More failures like these{where}:", style="bold")
+    for first, ids in folded:
+        if ids:
+            wrong = f"{first.first_failure.tap} is wrong" if first.first_failure else first.status
+            cause = matches_in_words(first) or first.message or wrong
+            _print_indented(console, f"{first.component}, {cases_in_words(len(ids))}: {cause}")
+            for case_id in ids:
+                console.print(f"    {case_id}", soft_wrap=True)
+    console.print()
+
+
+def matches_in_words(record: CaseRecord) -> str:
+    """The known mistakes whose values came back; several where they cannot be told apart; empty for none."""
+    best = [match for match in record.matched if match.rank == 1][:SHOWN_MATCHES]
+    if not best:
+        return ""
+    said = [f"{match.words.rstrip('.')} ({match.flag or match.name})" for match in best]
+    return f"your values equal ours with: {'; or: '.join(said)}"
 
 
 def _component_table(records: Sequence[CaseRecord]) -> Table:
@@ -127,10 +188,18 @@ def _component_table(records: Sequence[CaseRecord]) -> Table:
             str(row.failed),
             str(row.unsupported),
             _count(row.judged),
-            "-" if row.ratio is None else _number(row.ratio),
+            "-" if row.ratio is None else ratio_text(row.ratio),
             ", ".join(row.modes),
         )
     return table
+
+
+def failure_text(record: CaseRecord, width: int = 100) -> str:
+    """What is printed for a failed case, without colour."""
+    text = io.StringIO()
+    console = Console(file=text, width=width, markup=False, highlight=False, emoji=False, color_system=None)
+    _print_failure(console, record, compact=False, verbose=True)
+    return text.getvalue().rstrip()
 
 
 def _print_failure(console: Console, record: CaseRecord, compact: bool, verbose: bool) -> None:
@@ -138,13 +207,19 @@ def _print_failure(console: Console, record: CaseRecord, compact: bool, verbose:
     element = record.first_failure
     if compact:
         found = record.message or (f"{element.tap}: {element.message}" if element else "")
-        print_fields(console, {"found": found, "re-run": record.rerun}, copyable="re-run")
+        matches = matches_in_words(record)
+        said = {"matches": matches} if matches else {}
+        print_fields(console, {**said, "found": found, "re-run": record.rerun}, copyable="re-run")
         console.print()
         return
     fields: dict[str, str] = {}
+    if record.matched:
+        fields["matches"] = matches_in_words(record)
     if record.message:
         fields["message"] = record.message
         fields["where"] = ", ".join(filter(None, (record.component, record.reached)))
+    if record.expectation is not None:
+        fields["expected"] = f"{record.expectation.status}: {record.expectation.reason}\n{record.expectation.url}"
     if element is not None:
         if record.message:
             fields["before"] = f"{element.tap} ({element.mode}) was already wrong"
@@ -179,7 +254,7 @@ def _element_fields(component: str, element: ElementRecord) -> dict[str, str]:
         if not element.bound:
             fields["error"] = f"{error} (none is allowed)"
         else:
-            fields["error"] = f"{error} (bound {element.bound:.4g}); worst error/bound {_number(element.ratio)}"
+            fields["error"] = f"{error} (bound {element.bound:.4g}); worst error/bound {ratio_text(element.ratio)}"
     return fields
 
 
@@ -188,10 +263,41 @@ def _good(tap: TapRecord) -> bool:
 
 
 def _tap_line(tap: TapRecord) -> str:
-    line = f"{tap.tap} ({tap.mode}) {tap.wrong} of {tap.judged} wrong, error/bound {_number(tap.ratio)}"
+    line = f"{tap.tap} ({tap.mode}) {tap.wrong} of {tap.judged} wrong, error/bound {ratio_text(tap.ratio)}"
     if tap.bias is not None:
         line += f", bias {tap.bias:+.1f} sigma"
     return line
+
+
+def _print_expected(console: Console, records: Sequence[CaseRecord]) -> None:
+    entries: dict[ExpectationRecord, list[CaseRecord]] = {}
+    for record in records:
+        # A failure that was not expected is shown as a failure.
+        if record.expectation is not None and record.status not in (*FAILURES, "BROKEN"):
+            entries.setdefault(record.expectation, []).append(record)
+    stale = {entry for entry, group in entries.items() if any(record.status == "XPASS" for record in group)}
+    for title, chosen in (
+        ("Better than the expectations say; remove or narrow these entries (`conformance expect update`):", stale),
+        ("As the expectations say:", entries.keys() - stale),
+    ):
+        if not chosen:
+            continue
+        console.print(title, style=STYLES["XPASS"] if chosen is stale else "bold", soft_wrap=True)
+        for entry, group in entries.items():
+            if entry in chosen:
+                _print_entry(console, entry, group)
+        console.print()
+
+
+def _print_entry(console: Console, entry: ExpectationRecord, records: Sequence[CaseRecord]) -> None:
+    statuses = [record.status for record in records]
+    counts = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
+    console.print(f"  {entry.pattern}: {entry.status} expected, {counts}", soft_wrap=True)
+    for line in (*_wrapped(entry.reason, console.width - 4), entry.url):
+        console.print(f"    {line}", soft_wrap=True)
+    for record in records:
+        if record.status == "XPASS":
+            console.print(f"    XPASS  {record.id}", soft_wrap=True)
 
 
 def _print_unsupported(console: Console, records: Sequence[CaseRecord]) -> None:
@@ -256,7 +362,8 @@ def _count(number: int) -> str:
     return f"{number:,}" if number < 1_000_000 else f"{number / 1e6:.1f}M"
 
 
-def _number(ratio: float) -> str:
+def ratio_text(ratio: float) -> str:
+    """Error over bound in three digits."""
     text = f"{ratio:.3g}"
     # A ratio just above one must not look like the largest one that passes.
     return ">1" if text == "1" and ratio > 1 else text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -72,6 +73,27 @@ class ReportWriter:
             self._file.flush()
         except OSError as error:
             raise self._cannot_write(error) from error
+
+    def rewrite(self, records: Sequence[Record]) -> None:
+        """Put these records in place of all that were written, at once; more may be appended.
+
+        Only in a file: what went into a pipe or a device stays as it is.
+
+        Raises:
+            ConformanceError: the file cannot be written any more.
+        """
+        if not self._path.is_file():
+            return
+        staged = self._path.with_name(f".{self._path.name}.{os.getpid()}.partial")
+        try:
+            staged.write_text("".join(map(as_line, records)), encoding="utf-8")
+            staged.replace(self._path)
+            self._file.close()
+            self._file = self._path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise self._cannot_write(error) from error
+        finally:
+            staged.unlink(missing_ok=True)
 
     def _cannot_write(self, error: OSError) -> ConformanceError:
         return ConformanceError(f"--json {self._shown}: cannot be written: {error.strerror}")

@@ -3,37 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 import cli_ports
 import pytest
+from cli_runs import Outcome, Run
 
 from conformance import cli
 from conformance.cases import catalogue
 from conformance.cases.case import Case
 from conformance.fixtures import Fixtures
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a run left behind."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def error(self) -> str:
-        """The one line of a run that was not possible."""
-        assert self.code == 2
-        assert self.err.startswith("conformance: ")
-        assert self.err.count("\n") == 1
-        return self.err
-
-
-Run = Callable[..., Outcome]
 
 
 @pytest.fixture(scope="session")
@@ -52,6 +32,9 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
 
     def call(*arguments: str, cases: Sequence[Case] = cli_ports.CASES) -> Outcome:
         monkeypatch.setattr(catalogue, "catalogue", lambda fixtures: cases)
+        if arguments[:1] == ("check",) and "--explain" not in arguments:
+            # Naming the mistake behind each failure takes seconds, and has tests of its own.
+            arguments = (*arguments, "--explain", "0")
         monkeypatch.setattr(sys, "argv", ["conformance", *arguments])
         with pytest.raises(SystemExit) as ended:
             cli.main()

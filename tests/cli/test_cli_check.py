@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import cli_ports
 import pytest
-from conftest import Run
+from cli_runs import Run
 
 from conformance.fixtures import Fixtures
 

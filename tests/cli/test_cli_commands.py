@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cli_ports import ATTENTION_CASE, CASES
-from conftest import Run
+from cli_runs import Run
 
 from conformance.cases.case import Call, Case, Step
 from conformance.judge.bounded import Bounded

@@ -14,7 +14,7 @@ from typing import Any
 import jsonschema
 import pytest
 from cli_ports import BROKEN_CASE, CASES
-from conftest import Run
+from cli_runs import Run
 
 SCHEMA = json.loads(resources.files("conformance.report").joinpath("schemas/report.json").read_text(encoding="utf-8"))
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)

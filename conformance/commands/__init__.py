@@ -1,0 +1,1 @@
+"""Commands of the command line, one module each; `conformance/cli.py` registers them."""
