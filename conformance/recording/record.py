@@ -28,6 +28,8 @@ from conformance.recipe import key, u
 from conformance.recording import convert, upstream
 from conformance.recording.call import Call
 from conformance.recording.checkout import Checkout, imported
+from conformance.recording.dspark import DraftObserver
+from conformance.recording.images import RecordedImage, make_image, watching_image
 from conformance.recording.kernels import WatchedKernels
 from conformance.recording.scenarios import Plan, RecordedScenario, read_plan
 from conformance.recording.taps import Observer, own_index_keys, submodule
@@ -120,13 +122,16 @@ def _record_all(
         # Imported anew each time: the code keeps state in globals, and a scenario must not see the one before.
         with blaming(), _imported(checkout, own) as (module, kernels):
             model, weights = build_model(module, configuration, plan.seed)
-            tensors = _run(module, kernels, model, configuration, scenario, plan.seed)
+            image = _image(configuration, scenario, plan.seed)
+            tensors = _run(module, kernels, model, configuration, scenario, image, plan.seed)
         if not directory.exists():
             directory.mkdir()
             (directory / "config.json").write_text(json.dumps(configuration, indent=1) + "\n")
             write_safetensors(directory / "weights.safetensors", weights)
         starts = [0, *range(scenario.prefill, scenario.prefill + scenario.steps)]
         metadata = {"scenario": scenario.name, "start_pos": json.dumps(starts), "reading": scenario.reading}
+        if image is not None:
+            metadata["image"] = image.metadata
         path = directory / f"{scenario.name}.safetensors"
         write_safetensors(path, tensors, metadata)
         name = f"{scenario.set_name}/{scenario.name}"
@@ -144,8 +149,8 @@ def _imported(checkout: Checkout, own: bool) -> Iterator[tuple[ModuleType, Watch
 def build_model(module: ModuleType, configuration: Mapping[str, Any], seed: int) -> tuple[Any, dict[str, Tensor]]:
     """A model with seeded weights."""
     torch.manual_seed(seed)
-    arguments = _attribute(module, upstream.ARGUMENTS)(**configuration)
-    model = _attribute(module, upstream.MODEL)(arguments)
+    arguments = attribute(module, upstream.ARGUMENTS)(**configuration)
+    model = attribute(module, upstream.MODEL)(arguments)
     weights = fill_weights(model, configuration, seed)
     config = ModelConfig.from_mapping(configuration, "configuration")
     # A reduced vocabulary has no tokenizer: equal runs of ids share a compressed id, as readers of a set assume.
@@ -165,16 +170,21 @@ def _run(
     model: Any,
     configuration: Mapping[str, Any],
     scenario: RecordedScenario,
+    image: RecordedImage | None,
     seed: int,
 ) -> dict[str, Tensor]:
     """All tensors of a scenario."""
     config = ModelConfig.from_mapping(configuration, "configuration")
-    shared = _attribute(module, upstream.SHARED)
+    shared = attribute(module, upstream.SHARED)
     observer = Observer(model, shared, config)
+    drafts = DraftObserver(model, config, kernels) if scenario.drafts else None
     call = Call(scenario.batch, scenario.prefill, 0)
     calls = [call, *(replace(call, length=1, start=scenario.prefill + step) for step in range(scenario.steps))]
     ids = _input_ids(configuration, scenario, seed)
     tensors: dict[str, Tensor] = {}
+    if image is not None:
+        ids[:, image.span] = config.image_token_id
+        tensors |= image.taps()
     with ExitStack() as stack:
         if scenario.reading == "intended":
             stack.enter_context(own_index_keys(model, shared, config, lambda: call))
@@ -182,13 +192,29 @@ def _run(
         for number, call in enumerate(calls):
             fed = ids[:, call.start : call.start + call.length]
             observer.begin(call)
-            model(torch.as_tensor(fed), call.start)
+            if image is None or call.start:
+                model(torch.as_tensor(fed), call.start)
+            else:
+                with watching_image(model) as of_image:
+                    model(torch.as_tensor(fed), call.start, **image.argument())
+                tensors |= of_image
             taps = observer.finish()
             taps["output_ids"] = Tensor("I32", taps["logits"].data.argmax(axis=-1).astype(np.int32))
+            if drafts is not None:
+                taps |= drafts.draft(taps["output_ids"].data, call.start)
             kept = {name: tap for name, tap in taps.items() if _keeps(scenario, name)}
             kept["input_ids"] = Tensor("I32", fed.astype(np.int32))
             tensors |= {f"call{number}/{name}": tap for name, tap in kept.items()}
-    return tensors | _state(model, observer, config, call)
+    if drafts is not None:
+        tensors |= drafts.state(call.batch)
+    return tensors | recorded_state(model, observer, config, call)
+
+
+def _image(configuration: Mapping[str, Any], scenario: RecordedScenario, seed: int) -> RecordedImage | None:
+    if scenario.image is None:
+        return None
+    config = ModelConfig.from_mapping(configuration, "configuration")
+    return make_image(config, scenario.image, scenario.prefill, f"{scenario.set_name}/{scenario.name}", seed)
 
 
 def _keeps(scenario: RecordedScenario, name: str) -> bool:
@@ -205,8 +231,12 @@ def _input_ids(configuration: Mapping[str, Any], scenario: RecordedScenario, see
     return ids.reshape(scenario.batch, length)
 
 
-def _state(model: Any, observer: Observer, config: ModelConfig, call: Call) -> dict[str, Tensor]:
-    """State after the last call."""
+def recorded_state(model: Any, observer: Observer, config: ModelConfig, call: Call) -> dict[str, Tensor]:
+    """State after the last call, as `state/layer{l}/{name}`.
+
+    Raises:
+        RecordingError: a declared buffer does not exist or is not what a file may hold.
+    """
     state: dict[str, Tensor] = {}
     for layer in range(config.n_layers):
         if config.compresses(layer):
@@ -225,7 +255,12 @@ def _state(model: Any, observer: Observer, config: ModelConfig, call: Call) -> d
     return state
 
 
-def _attribute(module: ModuleType, name: upstream.Name) -> Any:
+def attribute(module: ModuleType, name: upstream.Name) -> Any:
+    """A declared attribute of the checkout's entry module.
+
+    Raises:
+        RecordingError: it does not exist.
+    """
     if not hasattr(module, str(name)):
         raise RecordingError(f"upstream: {upstream.ENTRY}.{name} does not exist ({name.evidence})")
     return getattr(module, str(name))
@@ -258,9 +293,7 @@ def _write_manifest(
 ) -> None:
     """Provenance without dates or paths of this machine: the same run gives the same bytes."""
     own = options.kernels == "reference"
-    paths = sorted(path for path in directory.rglob("*") if path.is_file())
     manifest = {
-        "format": FORMAT_VERSION,
         "upstream": {
             "repository": upstream.REPOSITORY,
             "revision": options.revision,
@@ -274,13 +307,7 @@ def _write_manifest(
             "exact": ["act_quant", "fp4_act_quant"] if own else sorted(upstream.KERNELS),
             "within_rounding": ["fp8_gemm", "fp4_gemm", "sparse_attn", "hc_split_sinkhorn"] if own else [],
         },
-        "torch": torch.__version__,
-        "versions": {
-            "conformance": __version__,
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-            "machine": platform.machine(),
-        },
+        **versions(),
         **settings,
         "seed": plan.seed,
         "declarations_sha256": hashlib.sha256(plan.text).hexdigest(),
@@ -288,11 +315,34 @@ def _write_manifest(
         + (" --scenarios FILE" if options.scenarios else "")
         + (f" --revision {options.revision}" if options.revision else ""),
         "scenarios": dict(summaries),
-        "files": {
-            path.relative_to(directory).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths
+    }
+    write_manifest(directory, manifest)
+
+
+def versions() -> dict[str, Any]:
+    """What ran a recording, for its provenance."""
+    return {
+        "torch": torch.__version__,
+        "versions": {
+            "conformance": __version__,
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "machine": platform.machine(),
         },
     }
-    write_atomically(directory / "manifest.json", [json.dumps(manifest, indent=1).encode() + b"\n"])
+
+
+def write_manifest(directory: Path, provenance: Mapping[str, Any]) -> None:
+    """Write `manifest.json`: the provenance, and the hash of every file that is there."""
+    paths = sorted(path for path in directory.rglob("*") if path.is_file())
+    files = {path.relative_to(directory).as_posix(): _sha256(path) for path in paths}
+    content = json.dumps({"format": FORMAT_VERSION, **provenance, "files": files}, indent=1)
+    write_atomically(directory / "manifest.json", [content.encode() + b"\n"])
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def print_progress(line: str) -> None:

@@ -14,12 +14,15 @@ from conformance.config import ModelConfig
 from conformance.errors import FixtureError
 from conformance.fixtures import TAPS
 from conformance.interface import Reading
+from conformance.recording.images import DeclaredImage, make_image
 from conformance.recording.upstream import RecordingError
 from conformance.tensors import one_line
 
 DEFAULT = "recording/scenarios.toml"
+LARGEST_SIDE = 1 << 12
+"""Positions, and patches of a side: more would only take memory before anything else is checked."""
 _PLAIN = re.compile(r"[a-z0-9][a-z0-9_.\-]*")
-_FIELDS = {"set", "name", "batch", "prefill", "steps", "reading", "keep"}
+_FIELDS = {"set", "name", "batch", "prefill", "steps", "reading", "keep", "image", "drafts"}
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,10 @@ class RecordedScenario:
     reading: Reading
     keep: tuple[str, ...] | None
     """Taps to keep beside `input_ids`; None keeps all."""
+    image: DeclaredImage | None = None
+    """An image inside the prompt, whose span counts among the `prefill` tokens."""
+    drafts: bool = False
+    """Whether the draft head runs after every call."""
 
 
 @dataclass(frozen=True)
@@ -101,10 +108,29 @@ def _scenario(fields: Mapping[str, Any], configurations: Mapping[str, Mapping[st
     configuration = configurations.get(fields["set"])
     if configuration is None:
         raise RecordingError(f"scenario {name}: no set {fields['set']}")
-    ModelConfig.from_mapping(configuration, f"set {fields['set']}")
+    config = ModelConfig.from_mapping(configuration, f"set {fields['set']}")
     if prefill + steps > configuration["max_seq_len"] or batch > configuration["max_batch_size"]:
         raise RecordingError(f"scenario {name}: beyond max_seq_len or max_batch_size of its set")
-    return RecordedScenario(fields["set"], name, batch, prefill, steps, reading, None if keep is None else tuple(keep))
+    image = _image(fields["image"], name) if "image" in fields else None
+    if image is not None:
+        if batch > 1:
+            raise RecordingError(f"scenario {name}: an image takes a batch of 1")
+        make_image(config, image, prefill, f"scenario {name}", 0)
+    kept = None if keep is None else tuple(keep)
+    drafts = fields.get("drafts", False)
+    if type(drafts) is not bool or (drafts and not (config.n_mtp_layers and config.dspark_block_size)):
+        raise RecordingError(f"scenario {name}: drafts is true or false, and takes n_mtp_layers and dspark_block_size")
+    return RecordedScenario(fields["set"], name, batch, prefill, steps, reading, kept, image, drafts)
+
+
+def _image(fields: Any, name: str) -> DeclaredImage:
+    least = {"start": 0, "rows": 1, "columns": 1}
+    if not isinstance(fields, Mapping) or fields.keys() != least.keys():
+        raise RecordingError(f"scenario {name}: image has exactly {', '.join(least)}")
+    for key, smallest in least.items():
+        if type(fields[key]) is not int or not smallest <= fields[key] <= LARGEST_SIDE:
+            raise RecordingError(f"scenario {name}: image: {key} must be a number from {smallest} to {LARGEST_SIDE}")
+    return DeclaredImage(**fields)
 
 
 def _plain(name: Any, kind: str) -> str:

@@ -9,7 +9,7 @@ line that names the row when the code is not as declared, so correcting a row he
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from conformance.config import ModelConfig
@@ -157,6 +157,34 @@ TAPS = (
     TapPoint("pre_out", "output", _LAYER, "assumed", item=1),
 )
 
+#: A prompt with an image is called as `model(input_ids, start_pos, images=[...])`, the ids of the span being those of
+#: the image token; each image is an object with these attributes: the span's first position, the sizes of the grids of
+#: patches and of the aligner, patches bf16 [n, 3, P, P], and the token types of the span.
+IMAGES = Name("images", "assumed")
+IMAGE_FIELDS = ("start", "n_vit_h", "n_vit_w", "n_llm_h", "n_llm_w", "patches", "types")
+IMAGE_TAPS = (
+    TapPoint("vit_out", "output", "vision", "parameter name"),
+    TapPoint("aligner_out", "output", "aligner", "parameter name"),
+    TapPoint("h_in", "input", "layers.0", "assumed"),
+)
+"""Once a scenario with an image, in its prefill; the residual of the first layer holds the placed features."""
+
+#: The draft head is a method of the model, called after each of its calls: `model.forward_spec(output_ids, start_pos)`,
+#: with integers [B] and a number. After a prefill it only seeds the rings, and its blocks hand on what they were given;
+#: otherwise it returns ids [B,1+n], logits [B,n,V] and confidence [B,n].
+DRAFT = Name("forward_spec", "assumed")
+DRAFT_HEAD_TAPS = (
+    TapPoint("main_hidden", "input", "mtp.0.main_proj", "parameter name"),
+    TapPoint("main_x", "output", "mtp.0.main_norm", "parameter name"),
+)
+_NOT_OF_DRAFTS = ("attn_q", "attn_list")
+DRAFT_TAPS = tuple(
+    replace(point, module=point.module.replace(_LAYER, "mtp.{l}"))
+    for point in TAPS
+    if point.per_layer and not point.where and point.tap not in _NOT_OF_DRAFTS
+)
+"""The taps of a draft block: those of a layer without compression, `{l}` being the block."""
+
 #: Rows put to the sparse attention. `window_rows`, `window_slots`, `selected`, `compressed_rows` and the state
 #: `compressed` follow from them and from `attn_list` by numerics.md 6, items 3 and 4.
 ATTENTION_ROWS = TapPoint("rows", "kernel argument", _ATTN, "stated", 1, "sparse_attn")
@@ -178,6 +206,7 @@ STATES = (
     StateBuffer("carry_kv", f"{_ATTN}.compressor", Name("kv_state", "assumed"), "pools"),
     StateBuffer("carry_score", f"{_ATTN}.compressor", Name("score_state", "assumed"), "pools"),
 )
+DRAFT_WINDOW = StateBuffer("window", "mtp.{l}.attn", Name("kv_cache", "assumed"))
 
 
 def has(config: ModelConfig, layer: int, where: str) -> bool:

@@ -71,9 +71,10 @@ def test_every_alternative_says_why_it_is_accepted() -> None:
     ("change", "fault"),
     [
         ({"n_routed_experts": 10**9}, "more than 2,000,000 tensors"),
-        ({"n_routed_experts": -5}, "not a size"),
-        ({"vision_n_layers": "32"}, "'vision_n_layers' must be a count"),
-        ({"n_mtp_layers": True}, "'n_mtp_layers' must be a count"),
+        ({"n_routed_experts": -5}, "must be at least 1"),
+        ({"dspark_markov_rank": -5}, "must be a count"),
+        ({"vision_n_layers": "32"}, "'vision_n_layers' must be int"),
+        ({"n_mtp_layers": True}, "'n_mtp_layers' must be int"),
         ({"rope_theta": float("inf"), "dim": float("inf")}, "'dim' must be int"),
         ({"engram_num_embeddings": []}, "fewer entries"),
     ],

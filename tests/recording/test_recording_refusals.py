@@ -21,6 +21,7 @@ from conformance.recording.scenarios import read_plan
 from conformance.recording.upstream import PINNED, RecordingError
 
 CLASS = "class Transformer(nn.Module):"
+PLACED = "        h, image_mask = place(self, self.embed(input_ids),"
 
 
 def refusal(checkout: Path, out: Path) -> str:
@@ -69,7 +70,9 @@ def test_pinned_hashes_are_those_of_the_shipped_recording() -> None:
         ("config.vocab_size, torch.float32)", "config.vocab_size, torch.bfloat16)", "tap logits"),
         ("self.attn_sink = frozen(config.n_heads,", "self.attn_sink = frozen(1,", "attn_sink is float32 [1]"),
         (CLASS, f"raise SystemExit('licence')\n{CLASS}", "SystemExit: licence"),
-        (CLASS, f"import os.path, vision\n{CLASS}", "No module named 'vision'"),
+        (CLASS, f"import os.path, image_processor\n{CLASS}", "No module named 'image_processor'"),
+        (f", images=None):\n{PLACED} images)", f"):\n{PLACED} None)", "unexpected keyword argument 'images'"),
+        ("self.embed(input_ids), images)", "self.embed(input_ids), None)", "tap vit_out: output 0 at vision"),
         (CLASS, f"1 / 0\n{CLASS}", "ZeroDivisionError: division by zero"),
         (CLASS, f"{CLASS} (", "SyntaxError"),
     ],
@@ -141,6 +144,13 @@ def test_the_shipped_declarations_cover_the_published_configuration() -> None:
         ('name = "decode-from-03"', 'name = "weights"', "not a plain lower-case name"),
         ('name = "decode-from-03"', 'name = "prefill-05-batch2"', "two of one name"),
         ("dim = 32\nmoe", "moe", "'dim' is missing"),
+        ("vision_n_layers = 2", "vision_n_layers = 0", "no vision_n_layers"),
+        ("image_token_id = 60", "", "no image_token_id"),
+        ("start = 2, rows", "start = 6, rows", "an image of 8 tokens at 6, the prompt has 13"),
+        ("start = 2, rows", "rows", "image has exactly start, rows, columns"),
+        ("rows = 4, col", "rows = 0, col", "rows must be a number from 1"),
+        ("rows = 4, col", "rows = 99999999, col", "rows must be a number from 1"),
+        ("prefill = 13\n", "prefill = 13\nbatch = 2\n", "an image takes a batch of 1"),
     ],
 )
 def test_declarations_that_make_no_sense(tmp_path: Path, old: str, new: str, fault: str) -> None:

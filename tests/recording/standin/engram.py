@@ -47,11 +47,11 @@ class Engram(nn.Module):
         self.k_weight = frozen(config.hc_mult, config.dim, dtype=torch.bfloat16)
         self.register_buffer("token_map", torch.zeros(config.vocab_size, dtype=torch.int64))
 
-    def forward(self, h, input_ids, start_pos):
+    def forward(self, h, input_ids, start_pos, image_mask):
         batch = h.shape[0]
         if start_pos == 0:
             self.look_back = LookBack(self.config, batch)
-        ids, barrier = self.look_back.extend(input_ids, torch.full((batch,), start_pos), None)
+        ids, barrier = self.look_back.extend(input_ids, torch.full((batch,), start_pos), image_mask)
         rows = hash_ids(self.config, self.layer, look_back_ids(self.config, self.token_map, ids, barrier))
         projected = self.wkv(self.embed(rows).flatten(-2)).float()
         streams, dim = h.shape[-2:]
@@ -60,4 +60,6 @@ class Engram(nn.Module):
         gate = engram_gate(
             self.config, wide, key.unflatten(-1, (streams, dim)), self.q_weight.float(), self.k_weight.float()
         )
+        if image_mask is not None:
+            gate = gate.masked_fill(image_mask.unsqueeze(-1), 0.0)
         return (wide + gate.unsqueeze(-1) * value.unsqueeze(-2)).bfloat16()

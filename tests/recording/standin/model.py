@@ -1,6 +1,6 @@
 """A model of the declared shape on the declared kernels: what the tests record in place of the published code.
 
-The text path computes; draft layers and the vision tower only hold their parameters.
+The text path, the vision tower and the draft head compute.
 """
 
 from types import SimpleNamespace
@@ -10,8 +10,9 @@ from engram import Engram, Fp8Linear, frozen
 from kernel import act_quant, fp4_act_quant, fp4_gemm, hc_split_sinkhorn, sparse_attn
 from torch import nn
 from torch.nn import functional
+from vision import Aligner, Tower, place
 
-from conformance.checkpoint_layout import TEXT, layout, scale_name
+from conformance.checkpoint_layout import DRAFT, TEXT, layout, scale_name
 from reference.candidates import candidate_mask
 from reference.compressor import pool_groups
 from reference.config import Config
@@ -181,8 +182,11 @@ class Attention(nn.Module):
             shifted = torch.where(selected >= 0, selected + rows.shape[1], -1)
             listed = torch.cat((listed, shifted), dim=-1)
             rows = torch.cat((rows, shared_attn.compressed), dim=1)
-        o = sparse_attn(q, rows, self.attn_sink, listed, config.head_dim**-0.5)
-        o = rotate(config, layer, o, positions, inverse=True)
+        return self.project(sparse_attn(q, rows, self.attn_sink, listed, config.head_dim**-0.5), positions)
+
+    def project(self, o, positions):
+        config = self.config
+        o = rotate(config, self.layer, o, positions, inverse=True)
         grouped = o.flatten(-2).unflatten(-1, (config.o_groups, -1)).float()
         by_group = self.wo_a.weight.unflatten(0, (config.o_groups, -1)).float()
         return self.wo_b(torch.einsum("btgd,grd->btgr", grouped, by_group).bfloat16().flatten(-2))
@@ -207,8 +211,9 @@ class Gate(nn.Module):
         self.bias = frozen(config.n_routed_experts, dtype=torch.float32)
         self.bias_vl = frozen(config.n_routed_experts, dtype=torch.float32)
 
-    def forward(self, x):
-        return gate(self.config, {"weight": self.weight, "bias": self.bias, "bias_vl": self.bias_vl}, x, None)
+    def forward(self, x, image_mask):
+        weights = {"weight": self.weight, "bias": self.bias, "bias_vl": self.bias_vl}
+        return gate(self.config, weights, x, image_mask)
 
 
 class Expert(nn.Module):
@@ -231,9 +236,9 @@ class MoE(nn.Module):
         self.experts = nn.ModuleList(Expert(config, Fp4Linear, width) for _ in range(config.n_routed_experts))
         self.shared_experts = Expert(config, Fp8Linear, width * config.n_shared_experts)
 
-    def forward(self, x):
+    def forward(self, x, image_mask):
         flat = x.flatten(0, 1)
-        weights, indices = self.gate(flat)
+        weights, indices = self.gate(flat, None if image_mask is None else image_mask.flatten())
         total = torch.zeros(flat.shape, dtype=torch.float32)
         for number, expert in enumerate(self.experts):
             token, choice = torch.nonzero(indices == number, as_tuple=True)
@@ -266,21 +271,76 @@ class Block(nn.Module):
     def hc_post(self, y, h, post, comb):
         return hyper_connection_write(y, h, post, comb)
 
-    def forward(self, h, pre, input_ids, start_pos):
+    def forward(self, h, pre, input_ids, start_pos, image_mask):
         if hasattr(self, "engram"):
-            h = self.engram(h, input_ids, start_pos)
+            h = self.engram(h, input_ids, start_pos, image_mask)
         own, post, comb = self.coefficients(h, self.hc_attn_fn, self.hc_attn_scale, self.hc_attn_base)
         y = self.attn(self.attn_norm(hyper_connection_read(h, pre)), start_pos)
         h = self.hc_post(y, h, post, comb)
         handed_on, post, comb = self.coefficients(h, self.hc_ffn_fn, self.hc_ffn_scale, self.hc_ffn_base)
-        y = self.ffn(self.ffn_norm(hyper_connection_read(h, own)))
+        y = self.ffn(self.ffn_norm(hyper_connection_read(h, own)), image_mask)
+        return self.hc_post(y, h, post, comb), handed_on
+
+
+def entering(layer, h, input_ids, start_pos, image_mask):
+    """Mean of the streams; target layers of the stand-in have no Engram."""
+    assert not hasattr(layer, "engram")
+    return h.float().mean(dim=2).bfloat16()
+
+
+class DraftAttention(Attention):
+    def forward(self, x, start_pos, main_x):
+        config, layer, batch = self.config, self.layer, x.shape[0]
+        positions = torch.arange(start_pos, start_pos + main_x.shape[1]).expand(batch, -1)
+        ring = torch.zeros_like(self.kv_cache[:batch]) if start_pos == 0 else self.kv_cache[:batch]
+        self.kv_cache[:batch] = window_update(config, ring, self.rows(main_x, positions), start_pos)
+        if start_pos == 0:
+            return x
+        positions = start_pos + 1 + torch.arange(x.shape[1]).expand(batch, -1)
+        heads = (config.n_heads, config.head_dim)
+        q = rotate(config, layer, self.wq_b(self.q_norm(self.wq_a(x))).unflatten(-1, heads), positions)
+        seen = min(config.window_size, start_pos + 1)
+        rows = torch.cat((self.kv_cache[:batch, :seen], self.rows(x, positions)), dim=1)
+        listed = torch.arange(rows.shape[1]).expand(batch, x.shape[1], -1).int()
+        return self.project(sparse_attn(q, rows, self.attn_sink, listed, config.head_dim**-0.5), positions)
+
+    def rows(self, x, positions):
+        kv = rotate(self.config, self.layer, self.kv_norm(self.wkv(x)), positions)
+        act_quant(kv, 32, inplace=True)
+        return kv
+
+
+class DraftBlock(Block):
+    def __init__(self, config, layer, args):
+        drafts = config.of_drafts()
+        super().__init__(drafts, layer, args)
+        self.attn = DraftAttention(drafts, layer, args)
+        if layer == config.n_layers:
+            self.main_proj = Fp8Linear(len(config.dspark_target_layer_ids) * config.dim, config.dim)
+            self.main_norm = Norm(config.dim, config.norm_eps)
+        if layer == config.draft_layers[-1]:
+            self.norm = Norm(config.dim, config.norm_eps)
+            self.markov_head = nn.Module()
+            self.markov_head.embed = Embedding(config, config.dspark_markov_rank)
+            self.markov_head.head = Linear(config.dspark_markov_rank, config.vocab_size, torch.float32)
+            self.confidence_head = nn.Module()
+            self.confidence_head.proj = Linear(config.dim + config.dspark_markov_rank, 1, torch.float32)
+
+    def forward(self, h, pre, start_pos, main_x):
+        if start_pos == 0:
+            return self.attn(h, start_pos, main_x), pre
+        own, post, comb = self.coefficients(h, self.hc_attn_fn, self.hc_attn_scale, self.hc_attn_base)
+        y = self.attn(self.attn_norm(hyper_connection_read(h, pre)), start_pos, main_x)
+        h = self.hc_post(y, h, post, comb)
+        handed_on, post, comb = self.coefficients(h, self.hc_ffn_fn, self.hc_ffn_scale, self.hc_ffn_base)
+        y = self.ffn(self.ffn_norm(hyper_connection_read(h, own)), None)
         return self.hc_post(y, h, post, comb), handed_on
 
 
 class Embedding(nn.Module):
-    def __init__(self, config):
+    def __init__(self, config, width=None):
         super().__init__()
-        self.weight = frozen(config.vocab_size, config.dim, dtype=torch.bfloat16)
+        self.weight = frozen(config.vocab_size, width or config.dim, dtype=torch.bfloat16)
 
     def forward(self, ids):
         return self.weight[ids]
@@ -290,7 +350,7 @@ def hold_other_parts(model, args):
     """Parameters of the parts that do not compute, under their names."""
     types = {"BF16": torch.bfloat16, "F32": torch.float32, "U8": torch.uint8, "F8_E4M3": torch.float8_e4m3fn}
     for name, parameter in layout(vars(args), "args").parameters.items():
-        if parameter.part == TEXT:
+        if parameter.part in (TEXT, DRAFT):
             continue
         form = parameter.forms[0]
         made = {name: frozen(*form.stored(parameter.shape), dtype=types[form.dtype])}
@@ -314,12 +374,43 @@ class Transformer(nn.Module):
         self.layers = nn.ModuleList(Block(config, layer, args) for layer in range(config.n_layers))
         self.norm = Norm(config.dim, config.norm_eps)
         self.head = Linear(config.dim, config.vocab_size, torch.float32)
+        if config.vision_n_layers:
+            self.vision, self.aligner = Tower(config), Aligner(config)
+        if config.n_mtp_layers:
+            self.mtp = nn.ModuleList(DraftBlock(config, layer, args) for layer in config.draft_layers)
         hold_other_parts(self, args)
 
-    def forward(self, input_ids, start_pos=0):
-        h = self.embed(input_ids).unsqueeze(2).repeat(1, 1, self.config.hc_mult, 1)
+    def forward(self, input_ids, start_pos=0, images=None):
+        h, image_mask = place(self, self.embed(input_ids), images)
+        h = h.unsqueeze(2).repeat(1, 1, self.config.hc_mult, 1)
         pre = torch.zeros(h.shape[:-1], dtype=torch.float32)
         pre[..., 0] = 1.0
-        for layer in self.layers:
-            h, pre = layer(h, pre, input_ids, start_pos)
+        tapped = []
+        for number, layer in enumerate(self.layers):
+            if number in self.config.dspark_target_layer_ids:
+                tapped.append(entering(layer, h, input_ids, start_pos, image_mask))
+            h, pre = layer(h, pre, input_ids, start_pos, image_mask)
+        self.main_hidden = torch.cat(tapped, dim=-1) if tapped else None
         return self.head(self.norm(hyper_connection_read(h, pre))[:, -1])
+
+    def forward_spec(self, output_ids, start_pos):
+        config, last = self.config, self.mtp[-1]
+        main_x = self.mtp[0].main_norm(self.mtp[0].main_proj(self.main_hidden))
+        ids = torch.full((len(output_ids), config.dspark_block_size), config.dspark_noise_token_id)
+        ids[:, 0] = output_ids
+        h = self.embed(ids).unsqueeze(2).repeat(1, 1, config.hc_mult, 1)
+        pre = torch.zeros(h.shape[:-1], dtype=torch.float32)
+        pre[..., 0] = 1.0
+        for block in self.mtp:
+            h, pre = block(h, pre, start_pos, main_x)
+        if start_pos == 0:
+            return None
+        hidden = hyper_connection_read(h, pre)
+        base = self.head(last.norm(hidden))
+        found, logits, confidence = [output_ids.int()], [], []
+        for draft in range(config.dspark_block_size):
+            embedded = last.markov_head.embed(found[-1].long())
+            logits.append(base[:, draft] + last.markov_head.head(embedded))
+            confidence.append(last.confidence_head.proj(torch.cat((hidden[:, draft], embedded), dim=-1))[:, 0])
+            found.append(logits[-1].argmax(dim=-1).int())
+        return torch.stack(found, dim=1), torch.stack(logits, dim=1), torch.stack(confidence, dim=1)
