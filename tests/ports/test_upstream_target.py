@@ -1,0 +1,82 @@
+"""A checkout of the published code as a target, tried on the stand-in that recording is tested with."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conformance.adapters.target import open_target
+from conformance.cases import catalogue
+from conformance.cases.case import Case
+from conformance.errors import TargetError
+from conformance.fixtures import Fixtures
+from conformance.runner import run_case
+
+STANDIN = Path(__file__).parents[1] / "recording" / "standin"
+PREFILL = "model/free-running/prefill-2-tokens"
+
+
+def case(case_id: str) -> Case:
+    return next(found for found in catalogue.catalogue(Fixtures.open(None)) if found.id == case_id)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(STANDIN, tmp_path / "inference", ignore=shutil.ignore_patterns("__pycache__")))
+
+
+def change(checkout: Path, old: str, new: str) -> None:
+    text = (checkout / "model.py").read_text()
+    assert old in text
+    (checkout / "model.py").write_text(text.replace(old, new))
+
+
+def test_nothing_is_executed_before_the_user_agrees(checkout: Path, tmp_path: Path) -> None:
+    proof = tmp_path / "executed"
+    change(checkout, "import torch\n", f"import torch\nopen({str(proof)!r}, 'w')\n")
+    command = [sys.executable, "-m", "conformance", "check", f"upstream:{checkout}", "-k", PREFILL]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert refused.returncode == 2
+    assert refused.stderr.splitlines()[-1].endswith("nothing was executed: read the code, then say --yes")
+    assert hashlib.sha256((checkout / "model.py").read_bytes()).hexdigest() in refused.stderr
+    assert not proof.exists()
+    assert subprocess.run([*command, "--yes"], capture_output=True, timeout=300).returncode == 0
+    assert proof.exists()
+
+
+def test_an_agreed_checkout_runs_the_golden_model() -> None:
+    session = open_target(f"upstream:{STANDIN}", agreed=True)
+    assert session.describe().reading == "literal"
+    assert run_case(case(PREFILL), session).status == "PASS"
+    # A prefill, then steps, in both readings: the second call must be watched as the first.
+    assert run_case(case("model/free-running/decode-from-first-token"), session).status == "PASS"
+
+
+def test_a_mistake_in_the_checkout_is_found(checkout: Path) -> None:
+    change(checkout, "self.hc_post(y, h, post, comb), handed_on", "self.hc_post(y, h, post, comb.mT), handed_on")
+    assert run_case(case(PREFILL), open_target(f"upstream:{checkout}", agreed=True)).status == "FAIL"
+
+
+def test_a_parameter_of_another_type_is_named(checkout: Path) -> None:
+    change(
+        checkout,
+        "self.attn_sink = frozen(config.n_heads, dtype=torch.float32)",
+        "self.attn_sink = frozen(1, dtype=torch.float32)",
+    )
+    result = run_case(case(PREFILL), open_target(f"upstream:{checkout}", agreed=True))
+    assert result.status == "CRASH"
+    assert "layers.0.attn.attn_sink" in result.message
+
+
+@pytest.mark.parametrize("damage", ["missing", "file"])
+def test_what_is_no_checkout_is_refused(damage: str, tmp_path: Path) -> None:
+    path = tmp_path / "inference"
+    if damage == "file":
+        path.write_text("")
+    with pytest.raises(TargetError, match="not a directory"):
+        open_target(f"upstream:{path}", agreed=True)
