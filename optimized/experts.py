@@ -1,0 +1,356 @@
+"""The experts of the mixture as grouped kernels (numerics.md 7).
+
+Tokens are ordered by expert; a tile of rows belongs to one expert, and an expert without tokens has no tile.  The grid
+is sized by the worst case, so that no count has to reach the host.  Three kernels: gate and up with the clamped SwiGLU,
+the routing weight and the quantiser of the result; down; and the sum over a token's experts, in the order of its
+choices.
+"""
+
+from __future__ import annotations
+
+from optimized.device import INTERPRETED
+
+# ruff: isort: split
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from optimized.checks import require_bf16, require_shape
+from optimized.codecs import encode_e4m3
+from optimized.config import Config
+from optimized.hyper_connections import sigmoid
+from optimized.linear import scaled_activations, scaled_weights
+from optimized.quantize import quantize_fp8, scale_fp8
+
+ROWS, COLUMNS, DEPTH = (32, 256, 256) if INTERPRETED else (16, 64, 128)
+"""Tile of a grouped product: rows of one expert, output features, inputs a step."""
+SUMMED = 1024
+"""Features that a program of the last sum takes."""
+
+
+@dataclass(frozen=True)
+class ExpertStack:
+    """Matrices of several experts of one kind, one behind the other: the packed bytes and their scales."""
+
+    kind: str
+    """"fp4" (routed) or "fp8" (shared)."""
+    matrices: Mapping[str, tuple[torch.Tensor, torch.Tensor]]
+    """w1, w2, w3: weights uint8 [E, N, K/2] or [E, N, K], scales uint8 [E, ...]."""
+    place: torch.Tensor
+    """int32 [all experts]: where an expert stands in the stack, -1 where it is not there."""
+
+
+def stack_experts(weights: Mapping[str, torch.Tensor], names: Mapping[int, str], experts: int) -> ExpertStack:
+    """Lay the experts named `names[number]` one behind the other.
+
+    Raises:
+        ValueError: none is named.
+    """
+    if not names:
+        raise ValueError("experts: the weights hold no expert")
+    numbers = sorted(names)
+    matrices = {}
+    for matrix in ("w1", "w2", "w3"):
+        parts = [
+            [weights[f"{names[n]}.{matrix}.{what}"].view(torch.uint8) for n in numbers] for what in ("weight", "scale")
+        ]
+        matrices[matrix] = (torch.stack(parts[0]).contiguous(), torch.stack(parts[1]).contiguous())
+    first = weights[f"{names[numbers[0]]}.w1.weight"]
+    place = torch.full((experts,), -1, dtype=torch.int32, device=first.device)
+    place[torch.tensor(numbers, device=first.device)] = torch.arange(
+        len(numbers), dtype=torch.int32, device=first.device
+    )
+    return ExpertStack("fp4" if first.dtype == torch.uint8 else "fp8", matrices, place)
+
+
+def routed_stack(config: Config, weights: Mapping[str, torch.Tensor]) -> ExpertStack:
+    """The routed experts that the weights hold."""
+    held = {name.split(".")[1] for name in weights if name.startswith("experts.")}
+    return stack_experts(weights, {int(n): f"experts.{n}" for n in held}, config.n_routed_experts)
+
+
+@triton.jit
+def _tile(tile_experts, tile_starts, row_ends, order, choices, ROWS: tl.constexpr):
+    """Of this program's tile: its expert, the rows in expert order, which exist, and each row's token and slot."""
+    tile = tl.program_id(0)
+    expert = tl.load(tile_experts + tile).to(tl.int64)
+    row = tl.load(tile_starts + tile) + tl.arange(0, ROWS)
+    present = row < tl.load(row_ends + tile)
+    slot = tl.load(order + row, mask=present, other=0).to(tl.int64)
+    return expert, present, slot // choices, slot
+
+
+@triton.jit
+def _up_kernel(
+    x,
+    x_scale,
+    gate_weight,
+    gate_scale,
+    up_weight,
+    up_scale,
+    routing,
+    hidden,
+    hidden_scale,
+    tile_experts,
+    tile_starts,
+    row_ends,
+    order,
+    choices,
+    depth,
+    inner,
+    weight_stride,
+    scale_stride,
+    limit,
+    WEIGHT: tl.constexpr,
+    ROUTED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
+    """hidden[slot] = Q8(silu(min(gate, limit)) · clamp(up) · routing weight) of each row of a tile."""
+    expert, present, token, slot = _tile(tile_experts, tile_starts, row_ends, order, choices, ROWS)
+    column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)).to(tl.int64)
+    known = column < inner
+    gate = tl.zeros((ROWS, COLUMNS), tl.float32)
+    up = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for k in range(0, depth, DEPTH):
+        left = scaled_activations(x, x_scale, token, depth, present, k, DEPTH, ROWS)
+        right = scaled_weights(
+            gate_weight + expert * weight_stride,
+            gate_scale + expert * scale_stride,
+            column,
+            depth,
+            known,
+            k,
+            WEIGHT,
+            DEPTH,
+            COLUMNS,
+        )
+        gate = tl.dot(left, tl.trans(right), gate)
+        right = scaled_weights(
+            up_weight + expert * weight_stride,
+            up_scale + expert * scale_stride,
+            column,
+            depth,
+            known,
+            k,
+            WEIGHT,
+            DEPTH,
+            COLUMNS,
+        )
+        up = tl.dot(left, tl.trans(right), up)
+    gate = gate.to(tl.bfloat16).to(tl.float32)
+    up = up.to(tl.bfloat16).to(tl.float32)
+    # Comparisons, so that NaN stays NaN; the gate is not clamped from below.
+    gate = tl.where(gate > limit, limit, gate)
+    up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+    values = gate * sigmoid(gate) * up
+    if ROUTED:
+        values = values * tl.load(routing + slot, mask=present, other=0.0)[:, None]
+    values = values.to(tl.bfloat16).to(tl.float32)
+    scaled, code, _ = scale_fp8(tl.reshape(values, (ROWS * (COLUMNS // 32), 32)))
+    inside = present[:, None] & known[None, :]
+    codes = tl.reshape(encode_e4m3(scaled), (ROWS, COLUMNS))
+    tl.store(hidden + slot[:, None] * inner + column[None, :], codes, mask=inside)
+    in_row = tl.cdiv(inner, 32)
+    group = tl.program_id(1) * (COLUMNS // 32) + tl.arange(0, COLUMNS // 32)
+    tl.store(
+        hidden_scale + slot[:, None] * in_row + group[None, :],
+        tl.reshape(code.to(tl.uint8), (ROWS, COLUMNS // 32)),
+        mask=present[:, None] & (group < in_row)[None, :],
+    )
+
+
+@triton.jit
+def _down_kernel(
+    hidden,
+    hidden_scale,
+    weight,
+    scale,
+    out,
+    tile_experts,
+    tile_starts,
+    row_ends,
+    order,
+    inner,
+    width,
+    weight_stride,
+    scale_stride,
+    WEIGHT: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
+    """out[slot] = w2 · hidden[slot], bf16."""
+    expert, present, _, slot = _tile(tile_experts, tile_starts, row_ends, order, 1, ROWS)
+    column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)).to(tl.int64)
+    known = column < width
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for k in range(0, inner, DEPTH):
+        left = scaled_activations(hidden, hidden_scale, slot, inner, present, k, DEPTH, ROWS)
+        right = scaled_weights(
+            weight + expert * weight_stride,
+            scale + expert * scale_stride,
+            column,
+            inner,
+            known,
+            k,
+            WEIGHT,
+            DEPTH,
+            COLUMNS,
+        )
+        total = tl.dot(left, tl.trans(right), total)
+    inside = present[:, None] & known[None, :]
+    tl.store(out + slot[:, None] * width + column[None, :], total.to(tl.bfloat16), mask=inside)
+
+
+@triton.jit
+def _sum_kernel(routed, shared, out, choices, width, SHARED: tl.constexpr, FEATURES: tl.constexpr):
+    """The fp32 sum of a token's experts, the shared one last."""
+    token = tl.program_id(0).to(tl.int64)
+    feature = tl.program_id(1) * FEATURES + tl.arange(0, FEATURES)
+    inside = feature < width
+    total = tl.zeros((FEATURES,), tl.float32)
+    for choice in range(0, choices):
+        offsets = (token * choices + choice) * width + feature
+        total += tl.load(routed + offsets, mask=inside, other=0.0).to(tl.float32)
+    if SHARED:
+        total += tl.load(shared + token * width + feature, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + token * width + feature, total.to(tl.bfloat16), mask=inside)
+
+
+@dataclass(frozen=True)
+class _Tiles:
+    """Rows in expert order, cut into tiles of one expert each; tiles beyond the last are empty."""
+
+    order: torch.Tensor
+    experts: torch.Tensor
+    starts: torch.Tensor
+    ends: torch.Tensor
+
+
+def _tiles(place: torch.Tensor, experts: int) -> _Tiles:
+    """int32 place [N, k] in the stack -> tiles, without asking the device for a number."""
+    flat = place.flatten().long()
+    order = torch.argsort(flat, stable=True)
+    counts = torch.zeros(experts, dtype=torch.int64, device=flat.device).scatter_add_(0, flat, torch.ones_like(flat))
+    row_ends = counts.cumsum(0)
+    tile_ends = ((counts + ROWS - 1) // ROWS).cumsum(0)
+    most = triton.cdiv(flat.numel(), ROWS) + min(experts, flat.numel())
+    tile = torch.arange(most, device=flat.device)
+    expert = torch.searchsorted(tile_ends, tile, right=True).clamp(max=experts - 1)
+    first_tile = tile_ends[expert] - (counts[expert] + ROWS - 1) // ROWS
+    starts = row_ends[expert] - counts[expert] + (tile - first_tile) * ROWS
+    return _Tiles(order, expert, starts, row_ends[expert])
+
+
+def grouped_experts(
+    config: Config, stack: ExpertStack, x: torch.Tensor, place: torch.Tensor, routing: torch.Tensor | None
+) -> torch.Tensor:
+    """Each token's experts, not yet summed: bf16 x [N,D], int32 place [N,k] -> bf16 [N,k,D].
+
+    fp32 routing [N,k] enters before the down projection; None for a shared expert.
+    """
+    x = require_bf16("x", x)
+    if x.dim() != 2 or place.dim() != 2 or len(place) != len(x):
+        raise ValueError(f"x, choices: expected [N, D] and [N, k], got {list(x.shape)} and {list(place.shape)}")
+    tokens, choices = place.shape
+    if routing is not None:
+        routing = require_shape("routing", routing, tokens, choices)
+    (w1, s1), (w2, s2), (w3, s3) = (stack.matrices[name] for name in ("w1", "w2", "w3"))
+    depth, inner = x.shape[1], w1.shape[1]
+    if w1.shape[2] * (2 if stack.kind == "fp4" else 1) != depth:
+        raise ValueError(f"x: {depth} features, but the experts' w1 is {list(w1.shape[1:])} of {stack.kind}")
+    out = torch.empty(tokens, choices, w2.shape[1], dtype=torch.bfloat16, device=x.device)
+    if not out.numel():
+        return out
+    codes, scales = quantize_fp8(x)
+    tiles = _tiles(place, w1.shape[0])
+    hidden = torch.empty(tokens * choices, inner, dtype=torch.uint8, device=x.device)
+    hidden_scale = torch.empty(tokens * choices, triton.cdiv(inner, 32), dtype=torch.uint8, device=x.device)
+    grid = (tiles.experts.numel(), triton.cdiv(inner, COLUMNS))
+    sizes = {"ROWS": ROWS, "COLUMNS": COLUMNS, "DEPTH": DEPTH}
+    _up_kernel[grid](
+        codes.view(torch.uint8),
+        scales.view(torch.uint8),
+        w1,
+        s1,
+        w3,
+        s3,
+        hidden_scale if routing is None else routing,
+        hidden,
+        hidden_scale,
+        tiles.experts,
+        tiles.starts,
+        tiles.ends,
+        tiles.order,
+        choices,
+        depth,
+        inner,
+        w1.stride(0),
+        s1.stride(0),
+        config.swiglu_limit,
+        WEIGHT=stack.kind,
+        ROUTED=routing is not None,
+        **sizes,
+    )
+    _down_kernel[(tiles.experts.numel(), triton.cdiv(w2.shape[1], COLUMNS))](
+        hidden,
+        hidden_scale,
+        w2,
+        s2,
+        out,
+        tiles.experts,
+        tiles.starts,
+        tiles.ends,
+        tiles.order,
+        inner,
+        w2.shape[1],
+        w2.stride(0),
+        s2.stride(0),
+        WEIGHT=stack.kind,
+        **sizes,
+    )
+    return out
+
+
+def expert(
+    config: Config, weights: Mapping[str, torch.Tensor], x: torch.Tensor, routing_weight: torch.Tensor | None
+) -> torch.Tensor:
+    """One expert, FP4 (routed) or FP8 (shared): bf16 x [N,D], fp32 routing_weight [N] or None -> bf16 [N,D] (7)."""
+    single = {f"only.{name}": tensor for name, tensor in weights.items()}
+    stack = stack_experts(single, {0: "only"}, 1)
+    place = torch.zeros(x.shape[0], 1, dtype=torch.int32, device=x.device)
+    routing = None if routing_weight is None else routing_weight.unsqueeze(1)
+    return grouped_experts(config, stack, x, place, routing).squeeze(1)
+
+
+def experts(
+    config: Config,
+    weights: Mapping[str, torch.Tensor],
+    x: torch.Tensor,
+    routing_weights: torch.Tensor,
+    expert_indices: torch.Tensor,
+) -> torch.Tensor:
+    """Routed experts as chosen plus the shared expert: bf16 x [N,D], [N,k], int32 [N,k] -> bf16 [N,D] (numerics.md 7).
+
+    `weights`: `experts.{i}.w1.weight`, `shared_experts.w1.weight`, ...
+    """
+    stack = routed_stack(config, weights)
+    place = stack.place[expert_indices.long()]
+    routed = grouped_experts(config, stack, x, place, routing_weights)
+    tokens, choices, width = routed.shape
+    out = torch.empty(tokens, width, dtype=torch.bfloat16, device=x.device)
+    if not out.numel():
+        return out
+    shared = routed
+    if config.n_shared_experts:
+        own = {name.removeprefix("shared_experts."): weights[name] for name in weights if name.startswith("shared_")}
+        shared = expert(config, own, x, None)
+    _sum_kernel[(tokens, triton.cdiv(width, SUMMED))](
+        routed, shared, out, choices, width, SHARED=bool(config.n_shared_experts), FEATURES=SUMMED
+    )
+    return out
