@@ -1,6 +1,6 @@
 """`python -m conformance` is the `conformance` command."""
 
-from conformance.cli import main
+from conformance.supervision import run
 
 if __name__ == "__main__":
-    main()
+    run()

@@ -25,7 +25,7 @@ from conformance.cases import catalogue
 from conformance.cases.case import Case
 from conformance.cases.durations import durations
 from conformance.deviations import unknown_deviations
-from conformance.errors import ConformanceError, TargetError, in_one_line
+from conformance.errors import ConformanceError, TargetError, in_one_line, printable
 from conformance.expectations import Entry, Run, as_expected, is_launched, not_launched, read_expectations
 from conformance.fixtures import Fixtures
 from conformance.interface import AccumulatorName, Description, Reading
@@ -341,15 +341,15 @@ def _header(
         started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         target=options.target,
         implementation={
-            "name": str(description.name),
-            "version": str(description.version),
-            "language": str(description.language),
-            "device": str(description.device),
-            "homepage": str(description.homepage),
+            "name": printable(description.name),
+            "version": printable(description.version),
+            "language": printable(description.language),
+            "device": printable(description.device),
+            "homepage": printable(description.homepage),
             "reading": description.reading,
             "accumulator": description.accumulator,
             "deviations": list(description.deviations),
-            "conventions": {str(name): str(text) for name, text in description.conventions.items()},
+            "conventions": {printable(name): printable(text) for name, text in description.conventions.items()},
         },
         reading=reading,
         selection={

@@ -31,7 +31,7 @@ from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
 
 from conformance.cases.case import Case, Level
-from conformance.errors import ConformanceError
+from conformance.errors import ConformanceError, printable
 from conformance.interface import AccumulatorName, Reading
 from conformance.judge.expectations import Mode
 from conformance.runner import FAILURES, CaseResult
@@ -213,7 +213,7 @@ def _entry(path: Path, number: int, raw: Any) -> Entry:
             if choices is not None and text not in choices:
                 raise refuse(f"condition {key} = {one_line(text)!r} never holds; there are {', '.join(choices)}")
         checked[key] = values
-    return Entry(number, raw["pattern"], raw["status"], raw["reason"], raw["url"], checked)
+    return Entry(number, raw["pattern"], raw["status"], printable(raw["reason"]), printable(raw["url"]), checked)
 
 
 def _is_issue_url(url: str) -> bool:

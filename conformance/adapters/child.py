@@ -207,8 +207,10 @@ def _complete(received: bytearray) -> bool:
     if end < 0 or end > LARGEST_LINE:
         raise ProtocolViolation(f"an answer of more than {LARGEST_LINE} bytes")
     if end + 1 < len(received):
-        more = received[end + 1 : end + 81].decode("utf-8", "replace").rstrip()
-        raise ProtocolViolation(f"more than one line for one message: {one_line(more)!r}")
+        first = received[: min(end, 80)].decode("utf-8", "replace").rstrip()
+        raise ProtocolViolation(
+            f"more than one line for one message, nothing but answers may be printed; the first: {one_line(first)!r}"
+        )
     return True
 
 

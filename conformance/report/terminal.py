@@ -7,6 +7,7 @@ Records are printed as plain text, never as rich markup, since ids, shapes and a
 from __future__ import annotations
 
 import io
+import math
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -136,13 +137,20 @@ def print_report(
 
 
 def _alike(failures: Sequence[CaseRecord]) -> list[list[CaseRecord]]:
-    """Failures of one component by the known mistake whose values they show, or else by the result that was wrong."""
+    """Failures of one component by the known mistake whose values they show, or else by the result that was wrong.
+
+    First of each group come the cases that were made to catch that mistake: they say most about it.
+    """
     groups: dict[tuple[str, ...], list[CaseRecord]] = {}
     for record in failures:
         names = tuple(match.name for match in record.matched if match.rank == 1)
         wrong = (record.first_failure.tap,) if record.first_failure and not record.message else (record.message,)
         groups.setdefault((record.status, record.component, *(names or wrong)), []).append(record)
-    return list(groups.values())
+    return [sorted(group, key=_made_for_another_mistake) for group in groups.values()]
+
+
+def _made_for_another_mistake(record: CaseRecord) -> bool:
+    return not any(match.flag in record.flags for match in record.matched if match.rank == 1)
 
 
 def _print_folded(
@@ -363,7 +371,9 @@ def _count(number: int) -> str:
 
 
 def ratio_text(ratio: float) -> str:
-    """Error over bound in three digits."""
+    """Error over bound in three digits; beyond a million the digits say nothing more."""
+    if 1e6 < ratio < math.inf:
+        return ">1e6"
     text = f"{ratio:.3g}"
     # A ratio just above one must not look like the largest one that passes.
     return ">1" if text == "1" and ratio > 1 else text

@@ -26,7 +26,9 @@ def shipped() -> Fixtures:
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, shipped: Fixtures) -> Run:
     """Call `conformance` with arguments; `cases` replaces the hand-made catalogue."""
     really_open = Fixtures.open
-    monkeypatch.setattr(Fixtures, "open", lambda where: shipped if where is None else really_open(where))
+    monkeypatch.setattr(
+        Fixtures, "open", lambda where=None, **options: shipped if where is None else really_open(where, **options)
+    )
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(tmp_path)
 

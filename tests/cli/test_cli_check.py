@@ -129,7 +129,7 @@ def test_unknown_command(run: Run) -> None:
 
 
 def test_error_of_the_suite_is_no_verdict(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Fixtures, "open", lambda directory: 1 / 0)
+    monkeypatch.setattr(Fixtures, "open", lambda directory, **options: 1 / 0)
     assert "internal error, please report: ZeroDivisionError: division by zero at test_cli_check.py:" in (
         run("check", "cli_ports:Good").error
     )

@@ -39,7 +39,9 @@ Pytest = Callable[..., pytest.RunResult]
 def run_pytest(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, shipped: Fixtures) -> Pytest:
     """pytest in this process, put to the hand-made catalogue; without a target, in whose stead stands a test file."""
     really_open = Fixtures.open
-    monkeypatch.setattr(Fixtures, "open", lambda where: shipped if where is None else really_open(where))
+    monkeypatch.setattr(
+        Fixtures, "open", lambda where=None, **options: shipped if where is None else really_open(where, **options)
+    )
     monkeypatch.setattr(catalogue, "catalogue", lambda fixtures: cli_ports.CASES)
     monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
     pytester.makepyfile(test_own="def test_own(): pass")

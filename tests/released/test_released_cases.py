@@ -269,6 +269,9 @@ class Counting(LazyTensors):
         self.made.append(name)
         return Tensor("F32", np.zeros(2, np.float32))
 
+    def __contains__(self, name: object) -> bool:
+        return name in ("a", "b")
+
     def __iter__(self) -> Any:
         return iter(["a", "b"])
 

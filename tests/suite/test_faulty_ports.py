@@ -375,10 +375,10 @@ FAULTS: dict[str, Fault] = {
     "another-requests-ring": Fault(
         STATEFUL,
         "model/free-running/batch-of-3",
-        "logits",
-        ("call 1",),
+        "layer1/window",
+        ("call state after 2", "request 2"),
         {"attention.window_context": first_request_for_all},
-        message="the norm is off",
+        message="relative distance",
     ),
 }
 

@@ -29,6 +29,14 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         Q,
+        "e8m0-nearest-logarithm",
+        "scale-not-rounded-up",
+        "The scale's logarithm is rounded to the nearest integer, so that the largest value clips.",
+        # 0x3504F3 is the fraction of √2.
+        Edit("quantize.pow2ceil", "(mantissa != 0)", "(mantissa > 0x3504F3)"),
+    ),
+    Fault(
+        Q,
         "e8m0-floor",
         "scale-not-rounded-up",
         "The power-of-two scale is rounded down, as the OCP format says.",
