@@ -50,7 +50,7 @@ ZOO = {
     "megabytes-without-newline": ("PROTOCOL", "an answer of more than 1048576 bytes"),
     "wrong-sequence-number": ("PROTOCOL", "reply to message 4, expected one to 5"),
     "huge-sequence-number": ("PROTOCOL", "reply to message 1000"),
-    "two-lines": ("PROTOCOL", """nothing but answers may be printed; the first: '{"seq": 5, "status": "ok"}'"""),
+    "two-lines": ("PROTOCOL", """nothing but answers may be printed; the first: '{"seq": 4, "status": "ok"}'"""),
     "answers-twice": ("PROTOCOL", ""),
     "answers-again-later": ("PROTOCOL", ""),
     "unknown-status": ("PROTOCOL", "reply status: 'perhaps' is not one of"),
