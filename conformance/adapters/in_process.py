@@ -188,6 +188,11 @@ class InProcess:
         return self._description
 
     @property
+    def implementation(self) -> Implementation:
+        """The object itself, for those who time it."""
+        return self._implementation
+
+    @property
     def parallel(self) -> bool:
         """Whether the implementation can be one rank of several."""
         return self._implementation.parallel

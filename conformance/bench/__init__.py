@@ -1,0 +1,1 @@
+"""`conformance bench`: how fast kernels are, of implementations that are right."""
