@@ -19,20 +19,37 @@ class Port:
     """What the adapter imports."""
     requirements: tuple[str, ...]
     """What pip is asked for."""
+    options: tuple[str, ...] = ()
+    """What else pip is told."""
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """What pip is called with."""
+        return ("install", *self.options, *self.requirements)
 
     @property
     def install(self) -> str:
         """How a user gets the packages."""
-        return shlex.join(["pip", "install", *self.requirements])
+        return shlex.join(["pip", *self.arguments])
 
     def missing(self) -> str | None:
         """The first package that is not installed."""
         return next((name for name in self.packages if importlib.util.find_spec(name) is None), None)
 
 
+WITHOUT_DEPENDENCIES = ("--no-deps",)
+"""For engines that would bring CUDA: what the adapter executes of them needs torch, triton and what is named."""
+
 PORTS: Mapping[str, Port] = {
     "mlx-lm": Port("conformance.ports.mlx_lm.implementation:MlxLm", ("mlx", "mlx_lm"), ("mlx[cpu]", "mlx-lm")),
     "transformers": Port("conformance.ports.transformers:Transformers", ("transformers",), ("transformers",)),
+    "sglang": Port(
+        "conformance.ports.sglang.implementation:SGLang",
+        ("sglang", "msgspec"),
+        ("sglang", "msgspec"),
+        WITHOUT_DEPENDENCIES,
+    ),
+    "vllm": Port("conformance.ports.vllm.implementation:Vllm", ("vllm",), ("vllm",), WITHOUT_DEPENDENCIES),
 }
 """By the name of the target."""
 

@@ -18,6 +18,7 @@ import typer
 from rich.table import Table
 
 import conformance
+from conformance.errors import COULD_NOT_RUN
 from conformance.interface import COMPONENTS
 from conformance.ports import PORTS, Port
 from conformance.report.reader import StoredReport, read_report
@@ -26,7 +27,6 @@ from conformance.report.terminal import make_console
 EXPECTATIONS = Path(__file__).parent / "expectations"
 ENVIRONMENTS = Path(".venv-ports")
 INSTALL_SECONDS, CHECK_SECONDS = 1800, 3600
-COULD_NOT_RUN = 2
 SHOWN: Mapping[str, str] = {"PASS": "", "FAIL": "fail", "CRASH": "crash", "XFAIL": "xfail", "UNSUPPORTED": "unsup"}
 """How the matrix calls a status; any other by its own name."""
 
@@ -66,7 +66,7 @@ def _environment(directory: Path, port: Port) -> Path:
     if ready.is_file():
         return python
     venv.create(directory, with_pip=True, clear=True)
-    command = [str(python), "-m", "pip", "install", "--quiet", *port.requirements]
+    command = [str(python), "-m", "pip", "--quiet", *port.arguments]
     subprocess.run(command, check=True, timeout=INSTALL_SECONDS)
     site = f"python{sys.version_info.major}.{sys.version_info.minor}"
     shared = [str(Path(conformance.__file__).parents[1]), sysconfig.get_path("purelib"), *_torch()]

@@ -15,11 +15,14 @@ from conformance.cases import catalogue
 from conformance.errors import TargetError
 from conformance.expectations import read_expectations
 from conformance.fixtures import Fixtures
-from conformance.ports import PORTS
+from conformance.ports import PORTS, run
 from conformance.ports.run import EXPECTATIONS, matrix
 from conformance.report.reader import read_report
 
-LIGHT = "import sys, conformance.cli, conformance.ports; print(*(set(sys.modules) & {'mlx', 'mlx_lm', 'transformers'}))"
+LIGHT = """
+import sys, conformance.cli, conformance.ports
+print(*(set(sys.modules) & {'mlx', 'mlx_lm', 'transformers', 'sglang', 'vllm', 'triton'}))
+"""
 
 
 def test_naming_the_ports_imports_none_of_them() -> None:
@@ -35,6 +38,21 @@ def test_a_port_without_its_package_is_one_line_that_says_what_to_install(
         open_target(name)
     assert f"the package {PORTS[name].packages[0]} is not installed; pip install" in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["sglang", "vllm"])
+def test_engines_are_installed_without_what_they_depend_on(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their dependencies are CUDA: 11 GB."""
+    assert "pip install --no-deps" in PORTS[name].install
+    commands: list[list[str]] = []
+    site = tmp_path / name / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    monkeypatch.setattr(run.venv, "create", lambda *_, **__: site.mkdir(parents=True))
+    monkeypatch.setattr(run.subprocess, "run", lambda command, **_: commands.append(command))
+    run._environment(tmp_path / name, PORTS[name])
+    assert [command[3:6] for command in commands] == [["--quiet", "install", "--no-deps"]]
+    assert (tmp_path / name / ".ready").is_file()
 
 
 @pytest.mark.parametrize("path", sorted(EXPECTATIONS.glob("*.toml")), ids=lambda path: path.stem)

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -63,19 +62,6 @@ def _in_fp32(product: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-@contextmanager
-def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
-    """Attributes of a module, or of one of mlx's, for a while."""
-    before = {name: getattr(owner, name) for name in attributes}
-    try:
-        for name, value in attributes.items():
-            setattr(owner, name, value)
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(owner, name, value)
-
-
 class Given(nn.Module):  # type: ignore[misc]
     """Stands where a submodule stood and answers with what it was made with."""
 
@@ -86,25 +72,3 @@ class Given(nn.Module):  # type: ignore[misc]
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         """The answer, whatever the question."""
         return self._answer[0]
-
-
-class Seen(Exception):
-    """Carries a value out of the middle of the port's code: nothing after that point is of interest."""
-
-    def __init__(self, value: Any) -> None:
-        super().__init__()
-        self.value = value
-
-
-def seen(function: Callable[[], Any]) -> Any:
-    """Run something that ends in `Seen`."""
-    try:
-        function()
-    except Seen as found:
-        return found.value
-    raise RuntimeError("the port's code no longer passes the point where a value is taken out")
-
-
-def stop(*values: Any, **_: Any) -> Any:
-    """A function that ends a `seen` with its first argument."""
-    raise Seen(values[0])

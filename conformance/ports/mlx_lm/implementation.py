@@ -16,7 +16,7 @@ import torch
 
 from conformance.interface import Array, Config, Description, Reading, Stateful, Unsupported, Weights
 from conformance.ports.mlx_lm import indexing
-from conformance.ports.mlx_lm.arrays import Given, mx, repair_cpu_backend, replaced, seen, stop, to_mlx, to_torch
+from conformance.ports.mlx_lm.arrays import Given, mx, repair_cpu_backend, to_mlx, to_torch
 from conformance.ports.mlx_lm.indexing import one_position
 from conformance.ports.mlx_lm.loading import Cache, D, arguments
 from conformance.ports.mlx_lm.operations import Operations, bare_attention, by_token, make_sampler, offsets
@@ -30,6 +30,7 @@ from conformance.ports.mlx_lm.stateful import (
     refuse_images,
     ring,
 )
+from conformance.ports.watching import replaced, seen, stop
 
 tree_flatten: Any = importlib.import_module("mlx.utils").tree_flatten
 

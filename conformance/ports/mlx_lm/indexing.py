@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from conformance.interface import Unsupported
-from conformance.ports.mlx_lm.arrays import Given, Seen, mx, replaced, seen, stop, to_mlx, to_torch
+from conformance.ports.mlx_lm.arrays import Given, mx, to_mlx, to_torch
 from conformance.ports.mlx_lm.loading import D
+from conformance.ports.watching import Seen, Watched, replaced, seen, stop
 
 
 def queries(indexer: Any, rope: Any, q_latent: Any, positions: Any) -> Any:
@@ -33,7 +34,7 @@ def scores(indexer: Any, queries: Any, head_weights: Any, keys: Any, start: int,
     """
     with (
         _scoring(indexer, queries, head_weights),
-        replaced(D, mx=_Watched(mx, argpartition=stop), _fake_quant_fp4=lambda x, **_: queries),
+        replaced(D, mx=Watched(mx, argpartition=stop), _fake_quant_fp4=lambda x, **_: queries),
         replaced(indexer, is_candidate_source=False),
     ):
         return -seen(lambda: _run(indexer, keys, candidates, start, queries.shape[:2]))
@@ -102,14 +103,3 @@ def _stop_after(function: Any) -> Any:
         raise Seen(function(*args, **options))
 
     return call
-
-
-class _Watched:
-    """A module with some functions replaced."""
-
-    def __init__(self, module: Any, **functions: Any) -> None:
-        self.__dict__.update(functions)
-        self._module = module
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)

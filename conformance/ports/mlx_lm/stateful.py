@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from conformance.interface import Array, Stateful, Unsupported
-from conformance.ports.mlx_lm.arrays import mx, replaced, to_mlx, to_torch
+from conformance.ports.mlx_lm.arrays import mx, to_mlx, to_torch
 from conformance.ports.mlx_lm.indexing import in_order, one_position
 from conformance.ports.mlx_lm.loading import D
+from conformance.ports.watching import replaced
 
 
 class Runtime:

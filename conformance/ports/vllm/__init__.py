@@ -1,0 +1,1 @@
+"""vLLM's parts of the model that run without a GPU behind the suite's interface."""
