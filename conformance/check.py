@@ -25,7 +25,7 @@ from conformance.cases import catalogue
 from conformance.cases.case import Case
 from conformance.cases.durations import durations
 from conformance.deviations import unknown_deviations
-from conformance.errors import ConformanceError, TargetError, in_one_line, printable
+from conformance.errors import COULD_NOT_RUN, ConformanceError, TargetError, in_one_line, printable
 from conformance.expectations import Entry, Run, as_expected, is_launched, not_launched, read_expectations
 from conformance.fixtures import Fixtures
 from conformance.interface import AccumulatorName, Description, Reading
@@ -44,7 +44,6 @@ from conformance.runner import UNWANTED, CaseResult, exit_code, run_case
 from conformance.selection import Selection, of_reading, select, shard
 
 INTERRUPTED = 130
-COULD_NOT_RUN = 2
 
 
 @dataclass(frozen=True)
@@ -56,6 +55,8 @@ class CheckOptions:
     fixtures: Path | None = None
     checkpoint: Path | None = None
     """The weights of a set that was recorded from a checkpoint."""
+    against: str | None = None
+    """What `fixtures` were recorded from for this run alone: "reference"; None for fixtures that stay."""
     reading: Reading | None = None
     """None: the reading that the target declares."""
     shard: str | None = None
@@ -138,6 +139,9 @@ def open_run(options: CheckOptions, stack: ExitStack) -> OpenedRun:
     expectations = None if options.expect is None else read_expectations(options.expect)
     fixtures = Fixtures.open(options.fixtures, checkpoint=options.checkpoint)
     everything = catalogue.catalogue(fixtures)
+    if options.against is not None:
+        # The noise of a set that was just made is not known.
+        everything = [case for case in everything if case.mode != "propagated"]
     cases = select(everything, options.selection)
     with _blaming(options.target):
         session = _open_session(options)
@@ -361,7 +365,7 @@ def _header(
         },
         left_out=left_out,
         fixtures={
-            "directory": "shipped" if options.fixtures is None else str(options.fixtures),
+            "directory": _directory(options),
             "lock": fixtures.lock_hash,
             "sets": list(fixtures.sets),
             "seeds": _seeds(fixtures),
@@ -370,6 +374,12 @@ def _header(
         environment=environment(),
         expectations=None if options.expect is None else str(options.expect),
     )
+
+
+def _directory(options: CheckOptions) -> str:
+    if options.against is not None:
+        return f"made from the {options.against} for this run"
+    return "shipped" if options.fixtures is None else str(options.fixtures)
 
 
 def _seeds(fixtures: Fixtures) -> Mapping[str, int]:
@@ -382,11 +392,13 @@ def _seeds(fixtures: Fixtures) -> Mapping[str, int]:
 def rerun_command(options: CheckOptions, case: Case) -> str:
     """The command that runs one case alone, with the same fixtures and reading."""
     words = ["conformance", "check", options.target]
-    if options.fixtures is not None:
+    if options.against is not None:
+        words += ["--against", options.against]
+    elif options.fixtures is not None:
         words += ["--fixtures", str(options.fixtures)]
     if options.checkpoint is not None:
         words += ["--checkpoint", str(options.checkpoint)]
-    if options.selection.set_name is not None:
+    if options.selection.set_name is not None and options.against is None:
         words += ["--set", options.selection.set_name]
     if options.reading is not None:
         words += ["--reading", options.reading]
@@ -402,6 +414,6 @@ def rerun_command(options: CheckOptions, case: Case) -> str:
 
 
 def peak_memory() -> int:
-    """Bytes; the system reports KiB, except macOS."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    """Bytes of the largest process of the run, this one or one that has ended; systems count KiB, except macOS."""
+    peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return peak if sys.platform == "darwin" else peak * 1024

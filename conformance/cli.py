@@ -16,6 +16,7 @@ import typer
 
 from conformance.commands import (
     badge,
+    bench,
     bundle,
     compare,
     coverage,
@@ -27,7 +28,7 @@ from conformance.commands import (
     report,
     trace,
 )
-from conformance.errors import ConformanceError, FixtureError
+from conformance.errors import COULD_NOT_RUN, ConformanceError, FixtureError
 from conformance.signatures import DEFAULT_SECONDS
 
 Level = Literal["smoke", "core", "full"]
@@ -77,6 +78,10 @@ def check(
     ] = None,
     fixtures: FixturesDirectory = None,
     checkpoint: CheckpointDirectory = None,
+    against: Annotated[
+        Literal["reference"] | None,
+        typer.Option(help="Instead of fixtures: requests longer and wider than theirs, recorded from it for this run."),
+    ] = None,
     reading: Annotated[
         Reading | None,
         typer.Option(help="Reading of the shared index-key slot (default: the one that the target declares)."),
@@ -129,12 +134,16 @@ def check(
     everything = set_name is not None or target.startswith("dir:")
     chosen_level: Level = level or ("full" if everything else "core")
     selection = Selection(chosen_level, expression, tuple(components or ()), set_name)
-    return run.check(
+    judge = run.check
+    if against is not None:
+        from conformance.against.command import check_against as judge
+    return judge(
         run.CheckOptions(
             target,
             selection,
             fixtures=fixtures,
             checkpoint=checkpoint,
+            against=against,
             reading=reading,
             shard=shard,
             timeout=timeout,
@@ -353,6 +362,7 @@ app.command()(compare.compare)
 app.command()(matrix.matrix)
 app.command()(trace.trace)
 app.command()(badge.badge)
+app.command()(bench.bench)
 app.command()(bundle.bundle)
 app.command("verify-bundle")(bundle.verify_bundle)
 app.add_typer(expect.app, name="expect")
@@ -395,4 +405,4 @@ def _in_one_line(error: Exception) -> str:
 
 def _fail(message: str) -> int:
     print(f"conformance: {message}", file=sys.stderr)
-    return 2
+    return COULD_NOT_RUN

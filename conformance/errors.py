@@ -1,5 +1,8 @@
 """The errors that end a run: one clear line for the user, exit code 2."""
 
+COULD_NOT_RUN = 2
+"""The exit code of a run that was not possible, or is not whole."""
+
 
 class ConformanceError(Exception):
     """The suite could not run: a bad target, fixture or argument.

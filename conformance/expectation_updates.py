@@ -15,7 +15,6 @@ from pathlib import Path
 from conformance.cases.case import Case
 from conformance.errors import ConformanceError
 from conformance.expectations import Entry, Expectations, Run, parse_expectations
-from conformance.report.junit import summary_of
 from conformance.report.reader import StoredReport
 from conformance.report.records import CaseRecord
 from conformance.runner import FAILURES
@@ -66,8 +65,7 @@ def update(text: str, path: Path, catalogue: Sequence[Case], report: StoredRepor
         names = ", ".join(record.id for record in new[:3]) + (", ..." if len(new) > 3 else "")
         raise ConformanceError(f"--url ISSUE is needed: {len(new)} failures have no entry: {names}")
     for pattern, records in _grouped(new, catalogue).items():
-        reason = summary_of(records[0]).removeprefix("FAIL: ")
-        blocks.append(_entry_text(pattern, reason, url or ""))
+        blocks.append(_entry_text(pattern, _reason(records[0]), url or ""))
         result.done.append(f"added: {pattern} ({url}): {len(records)} failed")
     for record in report.records:
         entry_of = counted.get(record.id)
@@ -109,6 +107,16 @@ def _behaviour(case_id: str) -> str:
     return "/".join(case_id.split("/")[:2])
 
 
+def _reason(record: CaseRecord) -> str:
+    """What is wrong, without the numbers of one run: they would be out of date with the next."""
+    named = [match for match in record.matched if match.rank == 1]
+    if named:
+        return f"{named[0].words.rstrip('.')} ({named[0].flag or named[0].name})"
+    if record.message or record.first_failure is None:
+        return f"{record.status}: {record.message}"
+    return f"{record.first_failure.tap} is wrong ({record.first_failure.mode})"
+
+
 def _entry_text(pattern: str, reason: str, url: str) -> list[str]:
     # JSON's strings are TOML's basic strings, once what is above ASCII is left as it is or escaped by four digits.
     fields = {"pattern": pattern, "status": "xfail", "reason": one_line(reason), "url": url}
@@ -126,6 +134,7 @@ class _Blocks:
 
     def __init__(self, lines: list[list[str]]) -> None:
         self._lines = lines
+        self._edited = False
 
     @classmethod
     def split(cls, text: str, expectations: Expectations) -> _Blocks:
@@ -153,11 +162,17 @@ class _Blocks:
 
     def replace(self, entry: Entry, patterns: Sequence[str]) -> None:
         """Put copies for these ids in an entry's place; its whole-line comments stay once."""
+        self._edited = True
         block = self._lines[entry.number]
-        comments = [line for line in block if COMMENT.match(line)]
         keys = [line for line in block if not COMMENT.match(line)]
+        end = max(number for number, line in enumerate(block) if not COMMENT.match(line)) + 1
+        # What stands behind the keys is, more often than not, about the entry that follows.
+        body, behind = block[:end], block[end:]
         if not patterns:
-            self._lines[entry.number] = comments
+            comments = [line for line in body if line.strip() and COMMENT.match(line)]
+            while behind and not comments and not behind[0].strip():
+                behind = behind[1:]
+            self._lines[entry.number] = [*comments, *behind]
             return
         if sum(bool(PATTERN.match(line)) for line in keys) != 1:
             raise ConformanceError(f"{entry}: its pattern must stand on a line of its own to be narrowed")
@@ -167,15 +182,17 @@ class _Blocks:
             named = [_with_pattern(line, value) for line in keys]
             # The first copy stands where the entry stood, comments among its keys included.
             rest = iter(named)
-            copies += named if number else [line if COMMENT.match(line) else next(rest) for line in block]
-            copies += [""] if copies[-1].strip() else []
-        self._lines[entry.number] = copies
+            copies += ["", *named] if number else [line if COMMENT.match(line) else next(rest) for line in body]
+        self._lines[entry.number] = [*copies, *behind]
 
     def append(self, lines: list[str]) -> None:
         """Add an entry at the end."""
-        last = self._lines[-1]
+        last = next((block for block in reversed(self._lines) if block), [])
         self._lines.append([*([""] if last and last[-1].strip() else []), *lines])
 
     def text(self) -> str:
-        """The file."""
-        return "".join(f"{line}\n" for block in self._lines for line in block)
+        """The file; removals leave no blank lines at its end."""
+        lines = [line for block in self._lines for line in block]
+        while self._edited and lines and not lines[-1].strip():
+            del lines[-1]
+        return "".join(f"{line}\n" for line in lines)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from conformance.errors import ConformanceError
+from conformance.errors import COULD_NOT_RUN, ConformanceError
 from conformance.interface import COMPONENTS
 from conformance.report.reader import StoredReport
 from conformance.report.records import CaseRecord, Footer, Header
@@ -15,7 +15,6 @@ from conformance.report.summary import make_footer
 from conformance.runner import exit_code
 from conformance.tensors import one_line
 
-COULD_NOT_RUN = 2
 COMPARABLE = ("device",)
 """What the description of one target may differ in from shard to shard."""
 

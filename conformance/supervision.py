@@ -11,8 +11,8 @@ import signal
 import sys
 
 from conformance.cli import main
+from conformance.errors import COULD_NOT_RUN
 
-COULD_NOT_RUN = 2
 ORDERLY = b"."
 
 

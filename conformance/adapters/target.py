@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.metadata
 import sys
 from pathlib import Path
+from types import ModuleType
 
 from conformance.adapters.folder import PREFIX as FOLDER_PREFIX, open_folder
 from conformance.adapters.process import PREFIX, TIMEOUT, open_process
@@ -39,9 +41,9 @@ def open_target(target: str, timeout: float | None = None, agreed: bool = False)
         raise TargetError(f"target {target!r}: --timeout is for {PREFIX}PROGRAM: nothing else can be ended")
     if target.startswith(FOLDER_PREFIX):
         return open_folder(target)
-    from conformance.adapters.in_process import InProcess
-
+    # Imported where it is needed: it brings torch, and a mistyped target should be refused at once.
     if target.startswith(UPSTREAM_PREFIX):
+        from conformance.adapters.in_process import InProcess
         from conformance.ports.upstream import Upstream, agreed_checkout
 
         return InProcess(Upstream(agreed_checkout(target, agreed)))
@@ -53,6 +55,8 @@ def open_target(target: str, timeout: float | None = None, agreed: bool = False)
         kinds = "package.module:Class, cmd:PROGRAM, dir:FOLDER, upstream:DIR"
         raise TargetError(f"unknown target {target!r}: expected {kinds} or one of {known}")
     implementation = _instance(target, module_name, class_name)
+    from conformance.adapters.in_process import InProcess
+
     try:
         tensor_type = implementation.tensor_type
         session = InProcess(implementation)
@@ -67,6 +71,25 @@ def open_target(target: str, timeout: float | None = None, agreed: bool = False)
     return session
 
 
+def _near_module(name: str) -> str:
+    """What may have been meant by a module that does not exist, among those that stand here."""
+    here = Path.cwd()
+    found = {path.stem for path in here.glob("*.py")} | {path.parent.name for path in here.glob("*/__init__.py")}
+    near = difflib.get_close_matches(name, sorted(found), n=1)
+    return f"; did you mean {near[0]}?" if near else "; it must stand in the current folder or be installed"
+
+
+def _near_class(module: ModuleType, name: str) -> str:
+    """What may have been meant by a class that does not exist: an implementation of the module."""
+    found = [
+        known
+        for known, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, Implementation) and value is not Implementation
+    ]
+    near = difflib.get_close_matches(name, found, n=1) or found[:1]
+    return f"; did you mean {near[0]}?" if near else "; nor any other subclass of conformance.Implementation"
+
+
 def _instance(target: str, module_name: str, class_name: str) -> Implementation:
     # A port is often a file in the directory where the user stands; console scripts do not search there.
     here = str(Path.cwd())
@@ -77,10 +100,13 @@ def _instance(target: str, module_name: str, class_name: str) -> Implementation:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        raise TargetError(f"target {target!r}: cannot import {module_name}: {in_one_line(error)}") from error
+        top = module_name.partition(".")[0]
+        hint = _near_module(top) if isinstance(error, ModuleNotFoundError) and error.name == top else ""
+        raise TargetError(f"target {target!r}: cannot import {module_name}: {in_one_line(error)}{hint}") from error
     found = getattr(module, class_name, None)
     if found is None:
-        raise TargetError(f"target {target!r}: module {module_name} has no {class_name}")
+        hint = _near_class(module, class_name)
+        raise TargetError(f"target {target!r}: module {module_name} has no {class_name}{hint}")
     if not (isinstance(found, type) and issubclass(found, Implementation)):
         raise TargetError(f"target {target!r}: {class_name} is not a subclass of conformance.Implementation")
     try:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.metadata
 import math
 import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from conformance import __version__
+from conformance.adapters.session import Session
 from conformance.cases.case import Case
 from conformance.cases.traces import GoldenModel
 from conformance.errors import ConformanceError
@@ -55,18 +57,28 @@ def measure(cases: CasesOf, case_id: str) -> Distances:
         ConformanceError: a variant could not run the case: then nothing is known of its noise.
     """
     from conformance.faults.honest import NOISE_VARIANTS
-    from conformance.runner import run_case
 
     case = next(case for case in cases(UnitFloors()) if case.id == case_id)
+    return farthest_of(case, {variant.name: variant.session() for variant in NOISE_VARIANTS})
+
+
+def farthest_of(case: Case, variants: Mapping[str, AbstractContextManager[Session]]) -> Distances:
+    """Largest distance of each `propagated` tap over some implementations, where the case allows a distance of one.
+
+    Raises:
+        ConformanceError: one of them could not run the case: then nothing is known of its noise.
+    """
+    from conformance.runner import run_once
+
     farthest: dict[str, Distance] = {}
-    for variant in NOISE_VARIANTS:
-        with variant.session() as session:
-            result = run_case(case, session)
+    for name, opened in variants.items():
+        with opened as session:
+            result = run_once(case, session)
         if result.status not in ("PASS", "FAIL"):
-            raise ConformanceError(f"noise floor of {case_id}: {variant.name}: {result.status}: {result.message}")
+            raise ConformanceError(f"noise floor of {case.id}: {name}: {result.status}: {result.message}")
         for tap in result.taps:
             if tap.mode == "propagated" and not math.isfinite(tap.ratio):
-                raise ConformanceError(f"noise floor of {case_id}: {variant.name}: {tap.worst.verdict.message}")
+                raise ConformanceError(f"noise floor of {case.id}: {name}: {tap.worst.verdict.message}")
             if tap.mode == "propagated":
                 known = farthest.get(tap.tap, Distance(0.0, 0.0, 0.0))
                 seen = Distance(tap.ratio, tap.median_distance, tap.scale)

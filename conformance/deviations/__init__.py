@@ -29,6 +29,8 @@ class Deviation:
     """The line of the specification that is not followed."""
     methods: frozenset[str]
     """Interface methods whose results change."""
+    own_noise: bool
+    """Whether honest implementations with it are farther apart than those of the recording."""
 
 
 def parse_deviations(text: str) -> Mapping[str, Deviation]:
@@ -45,17 +47,19 @@ def parse_deviations(text: str) -> Mapping[str, Deviation]:
 
 
 def _deviation(name: str, table: Any) -> Deviation:
-    keys = {"words", "spec", "methods"}
+    keys = {"words", "spec", "methods", "own_noise"}
     if not isinstance(table, Mapping) or set(table) != keys:
         raise ConformanceError(f"{FILE}: [{name}] must be a table of exactly {', '.join(sorted(keys))}")
     for key in ("words", "spec"):
         if not isinstance(table[key], str) or not table[key].strip():
             raise ConformanceError(f"{FILE}: [{name}] {key} must be text")
+    if not isinstance(table["own_noise"], bool):
+        raise ConformanceError(f"{FILE}: [{name}] own_noise must be true or false")
     methods = table["methods"]
     unknown = [m for m in methods if m not in METHODS] if isinstance(methods, list) else [methods]
     if unknown or not methods:
         raise ConformanceError(f"{FILE}: [{name}] methods must be a list of interface methods; see {unknown}")
-    return Deviation(name, table["words"], table["spec"], frozenset(methods))
+    return Deviation(name, table["words"], table["spec"], frozenset(methods), table["own_noise"])
 
 
 DEVIATIONS: Mapping[str, Deviation] = parse_deviations(

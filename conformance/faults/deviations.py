@@ -8,6 +8,7 @@ from conformance.adapters.in_process import InProcess
 from conformance.adapters.reference import Reference
 from conformance.cases.case import Request
 from conformance.deviations import DEVIATIONS
+from conformance.faults.honest.variant import HonestVariant
 from conformance.faults.patches import Change, Edit, patched
 from conformance.interface import METHODS, Description
 from conformance.tensors import Tensor
@@ -49,14 +50,25 @@ CHANGES: Mapping[str, tuple[Change, ...]] = {
 
 assert CHANGES.keys() == DEVIATIONS.keys()
 
+SYNONYMS: Mapping[str, tuple[str, ...]] = {
+    "no-activation-quantiser": ("linear/fp8-input-not-quantised", "linear/fp4-input-not-quantised"),
+    "fp32-index-scores": ("indexer/dots-not-rounded", "indexer/products-not-rounded"),
+    "norm-rounded-before-weight": ("norm/rounded-before-weight",),
+    "routing-weight-after-expert": ("experts/weight-after-down",),
+    "no-engram": ("block/engram-missing",),
+}
+"""Faults of the catalogue that are a deviation, or one of its changes, made without saying so: where both explain a
+result equally well, the deviation says it all."""
+
 
 class DeviatingReference:
     """A session with the reference that deviates while it is asked, and only then: what else uses it is not touched."""
 
-    def __init__(self, names: Sequence[str], declares: bool = True) -> None:
-        """`names` of the list; without `declares` it keeps them to itself."""
+    def __init__(self, names: Sequence[str], declares: bool = True, variant: HonestVariant | None = None) -> None:
+        """`names` of the list; without `declares` it keeps them to itself; `variant`: an honest one that deviates."""
         self._changes = [change for name in DEVIATIONS if name in names for change in CHANGES[name]]
-        self._inner = InProcess(Reference())
+        self._inner = InProcess(Reference() if variant is None else variant.implementation(**variant.options))
+        self._changes += () if variant is None else variant.changes
         plain = self._inner.describe()
         self._description = Description(
             name=plain.name,

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -51,6 +53,27 @@ LARGEST = 2.0
 Distances = Mapping[str, Distance]
 """By tap."""
 
+Allowing = Callable[[str, Distance], Distance]
+"""What is allowed a tap in place of what its rule allows."""
+
+_allowing: ContextVar[Allowing | None] = ContextVar("allowing", default=None)
+
+
+@contextmanager
+def allowing(instead: Allowing) -> Iterator[None]:
+    """Allow `propagated` taps something else than their rules do while the context lasts."""
+    token = _allowing.set(instead)
+    try:
+        yield
+    finally:
+        _allowing.reset(token)
+
+
+def allowed(tap: str, by_rule: Distance) -> Distance:
+    """What a tap is allowed."""
+    instead = _allowing.get()
+    return by_rule if instead is None else instead(tap, by_rule)
+
 
 class Floors(Protocol):
     """The allowance of each tap of a `propagated` case."""
@@ -87,13 +110,18 @@ class NoiseFloors:
         """Allowed relative distances of a tap in a case."""
         if case_id not in self.known:
             self.known[case_id] = self.measure(case_id)
-        seen = self.known[case_id].get(tap, Distance(0.0, 0.0, 0.0))
         least = LEAST_FREE_RUNNING if case_id.startswith(FREE_RUNNING) else LEAST
-        return Distance(*(max(MARGIN * distance, floor) for distance, floor in zip(seen, least, strict=True)))
+        return with_margin(self.known[case_id], tap, least)
 
     def describe(self) -> str:
         """One line for reports."""
         return f"{MARGIN:g} times the farthest of the reference's honest variants, {self.origin}"
+
+
+def with_margin(seen: Distances, tap: str, least: Distance) -> Distance:
+    """The allowance that follows from what was seen of a tap, if anything was, and not less than `least`."""
+    farthest = seen.get(tap, Distance(0.0, 0.0, 0.0))
+    return Distance(*(max(MARGIN * distance, floor) for distance, floor in zip(farthest, least, strict=True)))
 
 
 BySet = dict[str, dict[str, Distances]]

@@ -93,7 +93,10 @@ class AfterOwnDrafts:
 
     def judge(self, results: Mapping[str, Tensor]) -> Verdict:
         """Judge the tap by the rule for the ids that came with it."""
+        found = self.following(results)
+        return found if isinstance(found, Verdict) else found.judge(results)
+
+    def following(self, results: Mapping[str, Tensor]) -> Expectation | Verdict:
+        """The rule for the ids among the results, or the verdict on what are none."""
         ids = _ids(results["spec_ids"], self.mode, self.first, self.drafts, self.vocabulary)
-        if isinstance(ids, Verdict):
-            return ids
-        return self.rule(ids[:, :-1], self.recorded).judge(results)
+        return ids if isinstance(ids, Verdict) else self.rule(ids[:, :-1], self.recorded)

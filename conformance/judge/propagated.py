@@ -14,7 +14,7 @@ import numpy as np
 
 from conformance.judge.bounded import Floats
 from conformance.judge.expectations import Axes, Mode, Verdict, bits_of, first_index, formed
-from conformance.judge.noise import Distance
+from conformance.judge.noise import Distance, allowed
 from conformance.tensors import Tensor
 
 
@@ -67,8 +67,10 @@ class Propagated:
         actual = formed(self.tap, self.mode, results[self.tap], self.recorded.dtype, self.recorded.shape)
         if isinstance(actual, Verdict):
             return actual
+        allowance = allowed(self.tap, self.allowance)
+        origin = self.origin if allowance == self.allowance else "measured in this run with the declared deviations"
+        note = f"allowance measured, not derived: {origin}"
         got, expected = actual.values(), self.recorded.values()
-        note = f"allowance measured, not derived: {self.origin}"
         if not got.size:
             return Verdict(self.tap, self.mode, True, axes=self.axes, note=note)
         unusual = np.isfinite(got) != np.isfinite(expected)
@@ -85,42 +87,42 @@ class Propagated:
                 self.axes,
                 float(got[index]),
                 float(expected[index]),
-                self.allowance.largest,
+                allowance.largest,
                 bits_of(actual, index),
                 bits_of(self.recorded, index),
                 message=f"{int(unusual.sum())} of {got.size} elements are not finite",
                 note=note,
             )
         distance = float(relative_distances(got.reshape(-1), expected.reshape(-1)))
-        ratio = distance / self.allowance.largest
+        ratio = distance / allowance.largest
         positions = 2 if "position" in self.axes or "row" in self.axes else 1
         rows = (*got.shape[:positions], -1)
         index = first_index(np.abs(got - expected) == np.abs(got - expected).max())
         scale = norm_ratio(got, expected)
-        wrong_scale = scale > self.allowance.scale
+        wrong_scale = scale > allowance.scale
         passed = ratio <= 1.0 and not wrong_scale
         message = ""
         if ratio > 1.0:
-            message = f"relative distance {distance:.3g}, noise floor {self.allowance.largest:.3g}"
+            message = f"relative distance {distance:.3g}, noise floor {allowance.largest:.3g}"
         elif wrong_scale:
-            message = f"the norm is off by 2^{scale:.3g}, noise reaches 2^{self.allowance.scale:.3g}"
+            message = f"the norm is off by 2^{scale:.3g}, noise reaches 2^{allowance.scale:.3g}"
         return Verdict(
             self.tap,
             self.mode,
             passed,
             got.size,
             0 if passed else int((got != expected).sum()),
-            max(ratio, scale / self.allowance.scale) if wrong_scale else ratio,
+            max(ratio, scale / allowance.scale) if wrong_scale else ratio,
             index,
             self.axes,
             float(got[index]),
             float(expected[index]),
-            self.allowance.largest,
+            allowance.largest,
             bits_of(actual, index),
             bits_of(self.recorded, index),
             message=message,
             note=note,
             distances=tuple(relative_distances(got.reshape(rows), expected.reshape(rows)).reshape(-1).tolist()),
-            median_allowance=self.allowance.median,
+            median_allowance=allowance.median,
             scale=scale,
         )

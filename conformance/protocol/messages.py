@@ -102,7 +102,9 @@ def decode_description(reply: Message, target: str) -> Capabilities:
     if unknown:
         raise TargetError(f"target {target!r}: describes a method {one_line(unknown[0])} that does not exist")
     known = {field.name for field in fields(Description)}
-    description = Description(**{name: _tuples(value) for name, value in said.items() if name in known})
+    # What is not said is not known: the defaults are those of a port written in Python.
+    stated = {"language": "", "device": "", **{name: _tuples(value) for name, value in said.items() if name in known}}
+    description = Description(**stated)
     return Capabilities(description, frozenset(said["methods"]), said.get("recipe", False))
 
 

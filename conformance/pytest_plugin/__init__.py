@@ -6,11 +6,12 @@ everything else waits until a run asks for it.
 
 from __future__ import annotations
 
+import math
 import os
 
 import pytest
 
-OPTIONS = ("level", "component", "set", "fixtures", "reading", "shard", "report", "expect")
+OPTIONS = ("level", "component", "set", "fixtures", "reading", "shard", "report", "expect", "explain")
 MARKER = "conformance(component, level, mode, device): a case of the conformance suite"
 
 
@@ -36,6 +37,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("shard", "Run part I of N, balanced by time.", metavar="I/N")
     add("report", "Also write the report as JSON lines.", metavar="FILE")
     add("expect", "Known failures of the target, each with its issue.", metavar="FILE")
+    group.addoption(
+        "--conformance-bench",
+        dest="conformance_bench_target",
+        default=None,
+        metavar="TARGET",
+        help="What conformance.bench.test_kernels measures (default: optimized on a GPU, else reference).",
+    )
+    group.addoption(
+        "--conformance-bench-shapes",
+        dest="conformance_bench_shapes",
+        default=None,
+        metavar="SHAPES",
+        help="Shapes as for `conformance bench --shapes`.",
+    )
+    text = "How long each process may look for known mistakes in failures (default: 20; 0: not at all)."
+    add("explain", text, metavar="SECONDS", type=_seconds)
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds < math.inf:
+        raise ValueError(text)
+    return seconds
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -19,13 +19,15 @@ import pytest
 
 from conformance.cases.case import Case, Level
 from conformance.check import CheckOptions, OpenedRun, open_run, peak_memory, rerun_command
-from conformance.errors import ConformanceError
+from conformance.errors import ConformanceError, in_one_line
+from conformance.pytest_plugin.explanations import Explanations
 from conformance.pytest_plugin.gpu import give_worker_its_gpu
 from conformance.report.junit import summary_of
 from conformance.report.records import CaseRecord, as_line
 from conformance.report.terminal import failure_text
 from conformance.runner import UNWANTED
 from conformance.selection import Selection
+from conformance.signatures import DEFAULT_SECONDS
 
 COLLECTOR = "conformance"
 PREFIX = f"{COLLECTOR}::"
@@ -68,8 +70,16 @@ class Cases:
             session.shouldfail = f"conformance: {error}"
             return
         parent = CaseCollector.from_parent(session, name=COLLECTOR, nodeid=COLLECTOR)
+        explanations = Explanations(self._opened.session, self._options.explain)
         made: list[pytest.Item] = [
-            CaseItem.from_parent(parent, name=case.id, case=case, opened=self._opened, options=self._options)
+            CaseItem.from_parent(
+                parent,
+                name=case.id,
+                case=case,
+                opened=self._opened,
+                options=self._options,
+                explanations=explanations,
+            )
             for case in chosen
         ]
         for item in made:
@@ -117,12 +127,15 @@ class CaseFailed(Exception):
 class CaseItem(pytest.Item):
     """One case."""
 
-    def __init__(self, *, case: Case, opened: OpenedRun, options: CheckOptions, **more: Any) -> None:
+    def __init__(
+        self, *, case: Case, opened: OpenedRun, options: CheckOptions, explanations: Explanations, **more: Any
+    ) -> None:
         super().__init__(**more)
         self.record: CaseRecord | None = None
         self._case = case
         self._opened = opened
         self._options = options
+        self._explanations = explanations
         device = re.split(r"[\s:]", str(opened.header.implementation["device"]), maxsplit=1)[0]
         self.add_marker(
             pytest.mark.conformance(component=case.component, level=case.level, mode=case.mode, device=device)
@@ -135,6 +148,12 @@ class CaseItem(pytest.Item):
             CaseFailed: the outcome fails the run.
         """
         record = self._opened.judge(self._case, rerun_command(self._options, self._case))
+        try:
+            record = self._explanations.of(record, self._case)
+        except Exception as error:
+            # The item has failed already: what is known of it must not be lost for want of an explanation.
+            why = f"the failure could not be compared with known mistakes: {in_one_line(error)}"
+            self.add_report_section("call", "conformance", why)
         self.record = record
         self.user_properties += properties_of(record).items()
         if record.status in UNWANTED:
@@ -169,6 +188,7 @@ def check_options(config: pytest.Config) -> CheckOptions:
         reading=option.conformance_reading,
         shard=option.conformance_shard,
         expect=None if option.conformance_expect is None else Path(option.conformance_expect),
+        explain=DEFAULT_SECONDS if option.conformance_explain is None else option.conformance_explain,
     )
 
 

@@ -32,7 +32,7 @@ from conformance.recording.dspark import DraftObserver
 from conformance.recording.images import RecordedImage, make_image, watching_image
 from conformance.recording.kernels import WatchedKernels
 from conformance.recording.scenarios import Plan, RecordedScenario, read_plan
-from conformance.recording.taps import Observer, own_index_keys, submodule
+from conformance.recording.taps import Observer, own_index_keys, submodule, within
 from conformance.recording.upstream import RecordingError
 from conformance.recording.weights import fill_weights
 from conformance.tensors import Tensor, one_line, parse_json, write_atomically, write_safetensors
@@ -231,20 +231,22 @@ def _input_ids(configuration: Mapping[str, Any], scenario: RecordedScenario, see
     return ids.reshape(scenario.batch, length)
 
 
-def recorded_state(model: Any, observer: Observer, config: ModelConfig, call: Call) -> dict[str, Tensor]:
-    """State after the last call, as `state/layer{l}/{name}`.
+def recorded_state(
+    model: Any, observer: Observer, config: ModelConfig, call: Call, part: str = ""
+) -> dict[str, Tensor]:
+    """State after the last call, as `state/layer{l}/{name}`; of the module at the path `part` alone, if one is given.
 
     Raises:
         RecordingError: a declared buffer does not exist or is not what a file may hold.
     """
     state: dict[str, Tensor] = {}
     for layer in range(config.n_layers):
-        if config.compresses(layer):
+        if config.compresses(layer) and within(upstream.ATTENTION_ROWS.module.format(l=layer), part):
             state[f"state/layer{layer}/compressed"] = observer.compressed(layer)
         for buffer in upstream.STATES:
-            if not upstream.has(config, layer, buffer.where):
-                continue
             path = buffer.module.format(l=layer)
+            if not upstream.has(config, layer, buffer.where) or not within(path, part):
+                continue
             value = getattr(submodule(model, path), str(buffer.attribute), None)
             if not isinstance(value, torch.Tensor):
                 raise RecordingError(f"upstream: {path}.{buffer.attribute} does not exist (state {buffer.state})")

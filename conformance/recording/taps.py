@@ -41,11 +41,12 @@ _PRODUCTS = frozenset({"mul", "__mul__", "__rmul__", "mul_", "__imul__"})
 class Observer:
     """Collects the taps of one model, call by call."""
 
-    def __init__(self, model: Any, shared: Any, config: ModelConfig) -> None:
-        """`shared` is the object whose attributes are the shared slots."""
+    def __init__(self, model: Any, shared: Any, config: ModelConfig, part: str = "") -> None:
+        """`shared` is the object whose attributes are the shared slots; `part` is the path of the module that runs."""
         self._model = model
         self._shared = shared
         self._config = config
+        self._part = part
         self._call = Call(0, 0, 0)
         self._seen: dict[Key, Any] = {}
         self._compressed: dict[int, torch.Tensor] = {}
@@ -67,11 +68,9 @@ class Observer:
         """
         with ExitStack() as stack:
             for point in (*TAPS, ATTENTION_ROWS):
-                if not point.per_layer:
-                    self._install(stack, point, None)
-                    continue
-                for layer in range(self._config.n_layers):
-                    if has(self._config, layer, point.where):
+                for layer in range(self._config.n_layers) if point.per_layer else (None,):
+                    there = layer is None or has(self._config, layer, point.where)
+                    if there and self._runs(point, layer):
                         self._install(stack, point, layer)
             stack.enter_context(_TorchFunctions(self))
             stack.callback(setattr, kernels, "observer", None)
@@ -93,6 +92,8 @@ class Observer:
         """
         seen = dict(self._seen)
         for layer in range(self._config.n_layers):
+            if not self._runs(ATTENTION_ROWS, layer):
+                continue
             rows, listed = seen.get(("rows", layer)), seen.get(("attn_list", layer))
             if not isinstance(rows, torch.Tensor) or not isinstance(listed, torch.Tensor):
                 raise RecordingError(f"upstream: rows of layer {layer} were not seen: {ATTENTION_ROWS}")
@@ -101,6 +102,8 @@ class Observer:
             seen |= {(tap, layer): value for tap, value in derived.items()}
         found: dict[str, Tensor] = {}
         for tap, at in expected_taps(self._config, self._call):
+            if not self._runs(_POINTS.get(tap, ATTENTION_ROWS), at):
+                continue
             name = tap if at is None else f"layer{at}/{tap}"
             where = f"upstream: tap {name}: {_POINTS.get(tap, ATTENTION_ROWS)}"
             if (tap, at) not in seen:
@@ -164,6 +167,10 @@ class Observer:
             self._see((point.tap, layer), batch[:, call.first_row(self._config, layer) : rows])
         else:
             self._see((point.tap, layer), batch[..., :rows])
+
+    def _runs(self, point: TapPoint, layer: int | None) -> bool:
+        """Whether a point lies in the part that runs."""
+        return within(point.module.format(l=layer), self._part)
 
     # Installing -----------------------------------------------------------------------------------------------------
 
@@ -232,6 +239,11 @@ class _TorchFunctions(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         self._observer.torch_function(getattr(func, "__name__", ""), args, result)
         return result
+
+
+def within(path: str, part: str) -> bool:
+    """Whether a module is a part of the model, or in it; everything is in the model, whose path is empty."""
+    return part in ("", path) or path.startswith(f"{part}.")
 
 
 def submodule(model: Any, path: str) -> Any:

@@ -200,6 +200,40 @@ class StateBuffer:
     where: Literal["", "compresses", "pools"] = ""
 
 
+@dataclass(frozen=True)
+class PartCall:
+    """How a part is called by itself: `module(*arguments)`, by position; `module` is a path below the model.
+
+    A number is passed as `start_pos`; a mask of image tokens that nobody gave is None.
+    """
+
+    module: str
+    arguments: tuple[str, ...]
+    evidence: Evidence
+
+    def __str__(self) -> str:
+        return f"{self.module}({', '.join(self.arguments)}) ({self.evidence})"
+
+
+PARTS: Mapping[str, PartCall] = {
+    "block": PartCall(_LAYER, ("h", "pre", "input_ids", "start_pos", "image_mask"), "assumed"),
+    "attention": PartCall(_ATTN, ("x", "start_pos"), "assumed"),
+    "compressor": PartCall(f"{_ATTN}.compressor", ("x", "start_pos"), "assumed"),
+    "query projection": PartCall(f"{_ATTN}.wq_a", ("x",), "parameter name"),
+    "query norm": PartCall(f"{_ATTN}.q_norm", ("x",), "parameter name"),
+    "moe": PartCall(_FFN, ("x", "image_mask"), "assumed"),
+    "gate": PartCall(f"{_FFN}.gate", ("x", "image_mask"), "assumed"),
+    "routed expert": PartCall(f"{_FFN}.experts.0", ("x", "routing_weight"), "assumed"),
+    "shared expert": PartCall(f"{_FFN}.shared_experts", ("x",), "assumed"),
+    "engram": PartCall(f"{_LAYER}.engram", ("h", "input_ids", "start_pos", "image_mask"), "assumed"),
+    "engram tables": PartCall(f"{_LAYER}.engram.embed", ("rows",), "parameter name"),
+}
+"""What `upstream:DIR` can be asked for beside the whole model.
+
+Tokens of `moe` are bf16 [B,T,D], those of the gate and of an expert [N,D], with routing weights fp32 [N,1]. Routing
+weights and expert numbers can be put in the gate's place, table X
+"""
+
 STATES = (
     StateBuffer("window", _ATTN, Name("kv_cache", "assumed")),
     StateBuffer("index_keys", _INDEXER, OWN_INDEX_KEYS, "compresses"),

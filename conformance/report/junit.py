@@ -92,7 +92,7 @@ def _properties(header: Header, footer: Footer) -> dict[str, str]:
         "suite": header.suite,
         "target": header.target,
         "implementation": f"{implementation['name']} {implementation['version']}",
-        "device": implementation["device"],
+        **({"device": implementation["device"]} if implementation["device"] else {}),
         "reading": header.reading,
         "accumulator": implementation["accumulator"],
         "lock": header.fixtures["lock"],

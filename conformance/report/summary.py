@@ -133,7 +133,7 @@ def verdict_sentence(
         parts.append(f"{counts['BROKEN']} broken in the suite itself")
     for status, words in (
         ("XFAIL", "failed as expected"),
-        ("XPASS", "passed although expected not to"),
+        ("XPASS", "passed although expected not to: remove the entries"),
         ("QUARANTINE", "in quarantine"),
     ):
         if counts[status]:

@@ -11,6 +11,7 @@ import math
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -79,8 +80,7 @@ def print_header(console: Console, header: Header) -> None:
         cases += f"; {header.left_out} of the other reading left out"
     console.print(f"DeepSeek-V4.1-Flash conformance {header.suite}", style="bold")
     fields = {
-        "target": f"{header.target}: {implementation['name']} {implementation['version']} "
-        f"({implementation['language']}, {implementation['device']})",
+        "target": f"{header.target}: {implementation['name']} {implementation['version']}{runs_on(implementation)}",
         "reading": header.reading,
         "accumulator": implementation["accumulator"],
         "fixtures": f"{fixtures['directory']}, lock {fixtures['lock'][:12]}: {', '.join(fixtures['sets'])}",
@@ -91,6 +91,12 @@ def print_header(console: Console, header: Header) -> None:
     fields |= {f"  {name}": str(text) for name, text in implementation["conventions"].items()}
     print_fields(console, fields)
     console.print()
+
+
+def runs_on(implementation: Mapping[str, Any]) -> str:
+    """Language and device in brackets, as far as they are stated."""
+    stated = ", ".join(filter(None, (implementation["language"], implementation["device"])))
+    return f" ({stated})" if stated else ""
 
 
 def print_case(console: Console, record: CaseRecord) -> None:
@@ -285,7 +291,10 @@ def _print_expected(console: Console, records: Sequence[CaseRecord]) -> None:
             entries.setdefault(record.expectation, []).append(record)
     stale = {entry for entry, group in entries.items() if any(record.status == "XPASS" for record in group)}
     for title, chosen in (
-        ("Better than the expectations say; remove or narrow these entries (`conformance expect update`):", stale),
+        (
+            "These pass now: remove their entries, or narrow them (`conformance expect update` does it):",
+            stale,
+        ),
         ("As the expectations say:", entries.keys() - stale),
     ):
         if not chosen:

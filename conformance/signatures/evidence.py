@@ -20,6 +20,7 @@ import numpy.typing as npt
 from conformance.formats import FORMATS
 from conformance.judge.choices import CandidateBlocks, GateChoice, RowSets, Selection
 from conformance.judge.expectations import CODE_DTYPES, Exact, Expectation, NoRows, Ulp, Verdict, Within, formed
+from conformance.judge.own_drafts import AfterOwnDrafts
 from conformance.judge.own_scores import DistantScores, OwnCandidates, OwnSelection, SameSelection
 from conformance.judge.propagated import Propagated
 from conformance.judge.rows import OfRows
@@ -46,6 +47,8 @@ class Counts:
     """Right, where the faulty reference has another value."""
     nearness: float = 0.0
     """Sum over explained elements of the distance to the faulty value over that to the expected one."""
+    next_to: float = 0.0
+    """Explained elements that are numbers next to the expected ones: two mistakes may well meet there."""
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(
@@ -53,6 +56,7 @@ class Counts:
             self.unexplained + other.unexplained,
             self.contradicted + other.contradicted,
             self.nearness + other.nearness,
+            self.next_to + other.next_to,
         )
 
 
@@ -89,6 +93,10 @@ def evidence(rule: Expectation, port: Mapping[str, Tensor], reference: Mapping[s
     missing = next((tap for tap in rule.taps if tap not in port), None)
     if missing is not None:
         return _Missing(missing)
+    if isinstance(rule, AfterOwnDrafts):
+        # What follows from ids that are none says no more than they do, and they have a rule of their own.
+        following = rule.following(port)
+        return None if isinstance(following, Verdict) else evidence(following, port, reference)
     if isinstance(rule, Within):
         bound = rule.expected.error + 0.5 * FORMATS[rule.dtype].spacing(rule.expected.value)
         return _numbers(rule.tap, rule.dtype, port, rule.expected.value, bound)
@@ -173,6 +181,7 @@ class _Numbers(Evidence):
             float((self._wrong & ~explained).sum()),
             float((~self._wrong & ~same).sum()),
             float(np.nan_to_num(near).sum()),
+            float((explained & (self._distance <= 1.5 * self._format.spacing(self._value))).sum()),
         )
 
 

@@ -25,10 +25,12 @@ def with_matches(
     by_id = {case.id: case for case in cases}
     failed = [(by_id[record.id], record.seconds) for record in records if record.status == "FAIL"]
     found = explain(failed, session, seconds, progress)
-    return [
-        replace(record, matched=tuple(map(_record, found[record.id][:KEPT]))) if record.id in found else record
-        for record in records
-    ]
+    return [with_found(record, found.get(record.id, ())) for record in records]
+
+
+def with_found(record: CaseRecord, found: Sequence[FoundMatch]) -> CaseRecord:
+    """A record with what was found for it, the best first."""
+    return replace(record, matched=tuple(map(_record, found[:KEPT])))
 
 
 def _record(found: FoundMatch) -> MatchRecord:

@@ -27,6 +27,10 @@ from conformance.tracing.teacher_forced import teacher_forced
 FOLDER = "dir:"
 
 
+class NothingToTrace(TargetError):
+    """The target shows nothing that could be traced."""
+
+
 @dataclass(frozen=True)
 class TraceOptions:
     """What `conformance trace` was asked to do."""
@@ -89,7 +93,7 @@ def trace(options: TraceOptions, progress: Callable[[str], None]) -> Traced:
         runs = _runs(golden, options, chosen, session, progress)
         findings = tuple(_find(fixtures, golden, run, session, description, progress) for run in runs)
         if not findings:
-            raise TargetError(f"target {options.target!r}: {_nothing(session)}")
+            raise NothingToTrace(f"target {options.target!r}: {_nothing(session)}")
     return Traced(options.target, description, fixtures.lock_hash, golden.name, findings, time.perf_counter() - start)
 
 

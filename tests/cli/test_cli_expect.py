@@ -59,7 +59,11 @@ def test_a_pass_that_was_not_expected_fails_the_run(run: Run, tmp_path: Path, st
     assert statuses(tmp_path)["quantize/identity/rows-1"] == "XPASS"
     assert f"{WRONG_CASES}: {status} expected, 2 XPASS" in outcome.out
     assert "    XPASS  quantize/identity/rows-10\n" in outcome.out
-    assert "not as expected: 1 of 3 supported cases passed; 2 passed although expected not to" in outcome.out
+    assert (
+        "not as expected: 1 of 3 supported cases passed; 2 passed although expected not to: remove the entries"
+        in outcome.out
+    )
+    assert "These pass now: remove their entries, or narrow them" in outcome.out
     assert check(run, tmp_path, "Good", entry(WRONG_CASES, status), "-x").out.count("XPASS  ") == 1
 
 
@@ -247,6 +251,30 @@ def test_entries_whose_cases_pass_are_removed(run: Run, tmp_path: Path) -> None:
     assert text.index("issues/2") < text.index("issues/4")
     assert "issues/3" not in text
     assert check(run, tmp_path, "Good", text).code == 0
+
+
+def test_what_is_removed_leaves_no_gap(run: Run, tmp_path: Path) -> None:
+    known = [entry(pattern, more=more) for pattern, more in (("quantize/identity/rows-1", ""), ("norm/*/full", "\n"))]
+    (tmp_path / "known.toml").write_text(
+        "# Heading.\n\n" + "\n".join(known) + entry("quantize/identity/rows-10") + "\n\n"
+    )
+    report(run, "Good")
+    update(run)
+    assert (tmp_path / "known.toml").read_text() == "# Heading.\n\n" + entry("norm/*/full").rstrip("\n") + "\n"
+
+
+def test_copies_of_a_narrowed_entry_stay_before_what_is_said_of_the_next(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "known.toml").write_text(FILE)
+    report(run, "Good", "-k", "rows-10")
+    update(run)
+    text = (tmp_path / "known.toml").read_text()
+    assert text == FILE.replace("quantize/identity/*", "quantize/identity/rows-1")
+
+
+def test_a_reason_says_what_is_wrong_and_no_number_of_the_run(run: Run, tmp_path: Path) -> None:
+    report(run, "Wrong")
+    update(run, "--url", URL)
+    assert 'reason = "values is wrong (exact)"' in (tmp_path / "known.toml").read_text()
 
 
 def test_entries_that_do_not_count_in_the_run_stay(run: Run, tmp_path: Path) -> None:

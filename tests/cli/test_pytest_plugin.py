@@ -20,8 +20,13 @@ from test_cli_report import VALIDATOR, read
 # pytester forgets every module that a run imports, so that what is not imported before would exist twice.
 from conformance.adapters import in_process
 from conformance.cases import catalogue
+from conformance.cases.vectors import hyper_connections
 from conformance.fixtures import Fixtures
-from conformance.pytest_plugin import cases as plugin_cases, report as plugin_report
+from conformance.pytest_plugin import (
+    cases as plugin_cases,
+    explanations as plugin_explanations,
+    report as plugin_report,
+)
 from conformance.pytest_plugin.gpu import give_worker_its_gpu
 
 pytest_plugins = ("pytester",)
@@ -47,7 +52,8 @@ def run_pytest(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, shipp
     pytester.makepyfile(test_own="def test_own(): pass")
 
     def call(port: str, *arguments: str) -> pytest.RunResult:
-        target = ["--conformance", f"cli_ports:{port}"] if port else []
+        # Naming the mistake behind each failure takes seconds, and has tests of its own.
+        target = ["--conformance", f"cli_ports:{port}", "--conformance-explain", "0"] if port else []
         options = ("-p", "no:cacheprovider", *target)
         return pytester.runpytest_inprocess(*options, *arguments, no_reraise_ctrlc=True)
 
@@ -85,6 +91,60 @@ def test_a_failure_shows_the_suites_explanation_and_no_trace(run_pytest: Pytest)
         assert text in out
     assert "runtest" not in out
     assert "Traceback" not in out
+
+
+TRANSPOSED = """
+from conformance.adapters.reference import Reference
+
+
+class CombTransposed(Reference):
+    def hyper_connection_write(self, y, h, post, comb):
+        return super().hyper_connection_write(y, h, post, comb.transpose(-1, -2))
+"""
+PLENTY = 600.0
+"""Seconds: no test may depend on how much can be tried in a time."""
+NAMED = "your values equal ours with: The write sums over the second index of the mixing matrix"
+
+
+def test_a_failure_names_the_known_mistake_whose_values_came_back(
+    pytester: pytest.Pytester, run_pytest: Pytest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = [case for case in hyper_connections.cases() if case.id.startswith("hyper_connections/lattice-write/")]
+    assert len(written) > 1
+    monkeypatch.setattr(catalogue, "catalogue", lambda fixtures: written)
+    monkeypatch.setattr(plugin_explanations, "MOST_FOR_ONE", PLENTY)
+    pytester.makepyfile(transposed=TRANSPOSED)
+    report = pytester.path / "report.jsonl"
+    arguments = ("--conformance", "transposed:CombTransposed", "conformance::", "--conformance-report", str(report))
+    with_time = (*arguments, "--conformance-explain", str(PLENTY), "--junitxml", "junit.xml")
+    said = " ".join(pytester.runpytest_inprocess(*with_time).stdout.str().split())
+    assert said.count(NAMED) == len(written)
+    bodies = [failure.text or "" for failure in ElementTree.parse(pytester.path / "junit.xml").iter("failure")]
+    assert [NAMED in " ".join(body.split()) for body in bodies] == [True] * len(written)
+    matched = [record["matched"][0]["flag"] for record in read(report) if record["type"] == "case"]
+    assert matched == ["comb-transposed"] * len(written)
+    without = pytester.runpytest_inprocess(*arguments, "--conformance-explain", "0")
+    without.assert_outcomes(failed=len(written))
+    assert "your values" not in without.stdout.str()
+
+
+def test_an_explanation_that_cannot_be_had_costs_nothing_of_the_failure(
+    run_pytest: Pytest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: object) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(plugin_explanations.Matcher, "look", broken)
+    result = run_pytest("Wrong", "--conformance-explain", "9")
+    result.assert_outcomes(passed=2, failed=2, skipped=1)
+    result.stdout.fnmatch_lines(["*values (exact): 1 of 8 elements differ*", "*known mistakes: MemoryError: no room"])
+
+
+@pytest.mark.parametrize("seconds", ["-1", "nan", "soon"])
+def test_seconds_that_are_none_are_refused(run_pytest: Pytest, seconds: str) -> None:
+    result = run_pytest("Good", f"--conformance-explain={seconds}")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--conformance-explain*"])
 
 
 @pytest.mark.parametrize(

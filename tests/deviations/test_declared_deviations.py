@@ -13,7 +13,8 @@ from conformance.cases.case import Case
 from conformance.cases.catalogue import catalogue
 from conformance.deviations import DEVIATIONS, parse_deviations
 from conformance.errors import ConformanceError
-from conformance.faults.deviations import DeviatingReference
+from conformance.faults.catalogue import FAULTS
+from conformance.faults.deviations import SYNONYMS, DeviatingReference
 from conformance.fixtures import Fixtures
 from conformance.interface import Description
 from conformance.report.records import case_record
@@ -32,7 +33,11 @@ SHOWING: Mapping[str, tuple[str, ...]] = {
 }
 """Cases in which a deviation is outside the bounds of those who do not declare it."""
 
-WHOLE = ("block/mix-one-sublayer-late-window-only/prefill-2-tokens", "model/free-running/prefill-2-tokens")
+WHOLE = (
+    "block/mix-one-sublayer-late-window-only/prefill-2-tokens",
+    "model/free-running/prefill-2-tokens",
+    "dspark/main-projection/trace",
+)
 """What is judged against a recording, in whose place the deviating reference stands."""
 
 
@@ -70,6 +75,21 @@ def test_an_undeclared_deviation_fails_and_is_named(cases: Mapping[str, Case], n
     best = {entry.match.candidate.name for entry in found if entry.rank == 1}
     related = {"activation-not-quantised", "dot-not-rounded", "weighted-not-rounded"}
     assert name in best or {entry.match.candidate.flag for entry in found if entry.rank == 1} <= related
+    assert name not in best or not best & set(SYNONYMS[name])
+
+
+def test_only_the_deviation_is_named_where_a_known_mistake_is_the_same(cases: Mapping[str, Case]) -> None:
+    case = cases["norm/rms-vectors/fp32-weight"]
+    port = DeviatingReference(["norm-rounded-before-weight"], declares=False)
+    assert run_case(case, port).status == "FAIL"
+    found = explain([(case, 0.0)], port, 120.0)[case.id]
+    assert [entry.match.candidate.name for entry in found] == ["norm-rounded-before-weight"]
+
+
+def test_what_is_the_same_as_a_deviation_is_in_the_catalogue() -> None:
+    known = {fault.id for fault in FAULTS}
+    assert all(set(faults) <= known for faults in SYNONYMS.values())
+    assert SYNONYMS.keys() <= DEVIATIONS.keys()
 
 
 @pytest.mark.parametrize(("name", "case_id"), PAIRS)
@@ -109,8 +129,9 @@ def test_the_verdict_names_the_deviations(cases: Mapping[str, Case]) -> None:
     ("text", "what"),
     [
         ("[a]\nwords = 'x'\nspec = 'y'", "exactly"),
-        ("[a]\nwords = ''\nspec = 'y'\nmethods = ['norm']", "words"),
-        ("[a]\nwords = 'x'\nspec = 'y'\nmethods = ['normalise']", "normalise"),
+        ("[a]\nwords = ''\nspec = 'y'\nown_noise = false\nmethods = ['norm']", "words"),
+        ("[a]\nwords = 'x'\nspec = 'y'\nown_noise = 0\nmethods = ['rms_norm']", "own_noise"),
+        ("[a]\nwords = 'x'\nspec = 'y'\nown_noise = false\nmethods = ['normalise']", "normalise"),
         ("[a", "deviations.toml"),
     ],
 )

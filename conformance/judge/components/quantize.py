@@ -35,9 +35,12 @@ class Quantizer:
 
     def codes(self, x: Floats, scale: Floats) -> Codes:
         """Codes of values under decoded scales that broadcast to them: a true fp32 division, clamped, RNE."""
+        return self.code.encode(self._quotient(x, scale)).astype(np.uint8)
+
+    def _quotient(self, x: Floats, scale: Floats) -> Floats:
         with np.errstate(over="ignore"):
             quotient = (x.astype(np.float32) / scale.astype(np.float32)).astype(np.float64)
-        return self.code.encode(np.clip(quotient, -self.code.largest, self.code.largest)).astype(np.uint8)
+        return np.clip(quotient, -self.code.largest, self.code.largest)
 
     def grouped(self, x: Floats) -> Floats:
         """[..., K] -> [..., K / group, group]."""
@@ -72,7 +75,8 @@ class Quantizer:
 
     def _dequantized(self, groups: Floats, scales: Any) -> Floats:
         scale = self.scale.decode(scales)[..., None]
-        return BF16.round(self.code.decode(self.codes(groups, scale)) * scale)
+        # What the codes decode to, without making them.
+        return BF16.round(self.code.round(self._quotient(groups, scale)) * scale)
 
 
 FP8 = Quantizer("fp8", 32, 1e-4, E4M3, E8M0)

@@ -120,7 +120,7 @@ def _facts(header: Header, footer: Footer | None) -> Mapping[str, str]:
     chosen = {"-k": selection["expression"], "set": selection["set"], "part": selection["shard"]}
     facts = {
         "target": header.target,
-        "language, device": f"{implementation['language']}, {implementation['device']}",
+        "language, device": ", ".join(filter(None, (implementation["language"], implementation["device"]))),
         "homepage": implementation["homepage"],
         "reading": header.reading,
         "accumulator": implementation["accumulator"],
