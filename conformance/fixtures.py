@@ -154,7 +154,7 @@ class Scenario:
             FixtureError: the file, its metadata or a tensor is not of the format.
         """
         self.name = path.stem
-        self._file = SafetensorsFile(path, label)
+        self._file = SafetensorsFile(path, label, cached=True)
         self._label = self._file.label
         self._layers: set[int] = set()
         self._taps: set[str] = set()

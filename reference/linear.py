@@ -20,21 +20,27 @@ def block_scaled_product(
     x [..., K], x_scale [..., K/32], weight [N, K], weight_scale [N, K/32], all of the arithmetic's type -> [..., N].
     The products are exact and the scales powers of two, so every rounding here is one of a sum (numerics.md 3).
     """
-    rows = x.shape[:-1].numel()
-    step = max(1, PARTIAL_ELEMENTS // max(1, rows))
+    flat, flat_scale = x.flatten(0, -2), x_scale.flatten(0, -2)
+    step = max(1, PARTIAL_ELEMENTS // max(1, flat.shape[0]))
     pieces = zip(torch.split(weight, step), torch.split(weight_scale, step), strict=True)
-    return torch.cat([_sum_blocks(x, x_scale, *piece) for piece in pieces], dim=-1)
+    product = torch.cat([_sum_blocks(flat, flat_scale, *piece) for piece in pieces], dim=-1)
+    return product.view(*x.shape[:-1], weight.shape[0])
 
 
 def _sum_blocks(
     x: torch.Tensor, x_scale: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor
 ) -> torch.Tensor:
-    """`block_scaled_product` for a few output features."""
-    total = x.new_zeros(*x.shape[:-1], weight.shape[0])
-    for block in range(x_scale.shape[-1]):
-        inputs = slice(block * FP8_GROUP, (block + 1) * FP8_GROUP)
-        product = functional.linear(x[..., inputs], weight[:, inputs])
-        total.addcmul_(product, x_scale[..., block, None] * weight_scale[:, block])
+    """`block_scaled_product` of x [M, K] and a few output features."""
+    total = x.new_zeros(x.shape[0], weight.shape[0])
+    blocks = zip(
+        torch.split(x, FP8_GROUP, dim=-1),
+        torch.split(x_scale, 1, dim=-1),
+        torch.split(weight, FP8_GROUP, dim=-1),
+        torch.unbind(weight_scale, dim=-1),
+        strict=True,
+    )
+    for x_codes, x_factor, weight_codes, weight_factor in blocks:
+        total.addcmul_(functional.linear(x_codes, weight_codes), x_factor * weight_factor)
     return total
 
 

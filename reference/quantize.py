@@ -44,9 +44,9 @@ def pow2ceil(amax: torch.Tensor, largest: float) -> torch.Tensor:
 
     The exponent is read off the bits of the fp32 product with the rounded reciprocal, never through a logarithm.
     """
-    bits = (amax * (1.0 / torch.tensor(largest, dtype=torch.float32))).view(torch.int32)
+    bits = (amax * (1.0 / largest)).view(torch.int32)
     exponent, mantissa = bits >> 23, bits & 0x7FFFFF
-    biased = exponent + (mantissa != 0).to(torch.int32)
+    biased = exponent + (mantissa != 0)
     return biased.clamp(max=255).to(torch.uint8).view(torch.float8_e8m0fnu)
 
 

@@ -6,7 +6,7 @@ Tensors are moved to the device that kernels run on; results come back from ther
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ import optimized.gate
 import optimized.hyper_connections
 import optimized.indexer
 import optimized.linear
+import optimized.model
 import optimized.moe
 import optimized.norm
 import optimized.quantize
@@ -32,7 +33,18 @@ import optimized.sampling
 import optimized.sparse_attention
 import optimized.window
 from conformance import __version__
-from conformance.interface import Array, Config, Description, Implementation, Weights
+from conformance.adapters.optimized_model import BlockStateful, ModelStateful, StackStateful
+from conformance.adapters.optimized_state import AttentionStateful, CompressorStateful, capacity_of, make_runtime
+from conformance.interface import (
+    Array,
+    Config,
+    Description,
+    Implementation,
+    Reading,
+    Stateful,
+    Unsupported,
+    Weights,
+)
 from optimized.config import Config as KernelConfig
 
 
@@ -144,6 +156,10 @@ class Optimized(Implementation):
         """RMSNorm."""
         return optimized.norm.rms_norm(_there(x), _there(weight), eps)
 
+    def rms_norm_quantize_fp8(self, x: Array, weight: Array, eps: float) -> tuple[Array, Array]:
+        """RMSNorm and Q8 in one pass: not of the interface, but benchmarked where it is there."""
+        return optimized.norm.rms_norm_quantize_fp8(_there(x), _there(weight), eps)
+
     # rotary ---------------------------------------------------------------------------------------------------------
 
     def rotary_frequencies(self, config: Config, layer_id: int) -> Array:
@@ -188,9 +204,23 @@ class Optimized(Implementation):
         """Rows of the window."""
         return optimized.window.window_rows(self._read(config), layer_id, _there(weights), _there(x), _there(positions))
 
+    def window_indices(self, config: Config, start_pos: int, length: int) -> Array:
+        """Not made."""
+        raise Unsupported("no list of window rows is made: a query's follow from its position, in the kernel")
+
+    def window_update(self, config: Config, ring: Array, rows: Array, start_pos: int) -> Array:
+        """Not alone."""
+        raise Unsupported("the ring holds FP8 rows, written by the kernel that makes them: judged with attention")
+
     def compressed_rows(self, config: Config, layer_id: int, latent: Array, positions: Array) -> Array:
         """Compressed rows as cached."""
         return optimized.compressor.compressed_rows(self._read(config), layer_id, _there(latent), _there(positions))
+
+    def compressor(self, config: Config, layer_id: int, weights: Weights, batch_size: int) -> Stateful:
+        """A compressor with its carry."""
+        read = self._read(config)
+        runtime = make_runtime(read, batch_size, "intended", capacity_of(config))
+        return CompressorStateful(read, layer_id, _there(weights), runtime)
 
     # indexer, candidates --------------------------------------------------------------------------------------------
 
@@ -254,6 +284,26 @@ class Optimized(Implementation):
             self._read(config), layer_id, _there(weights), _there(o), _there(positions)
         )
 
+    def attention(self, config: Config, layer_id: int, weights: Weights, runtime: Any, batch_size: int) -> Stateful:
+        """One attention with its state."""
+        return AttentionStateful(self._read(config), layer_id, _there(weights), runtime)
+
+    def runtime(self, config: Config, batch_size: int, reading: Reading) -> Any:
+        """The state of a batch of requests."""
+        return make_runtime(self._read(config), batch_size, reading, capacity_of(config))
+
+    def save_state(self, target: Any) -> Any:
+        """A copy of what the object keeps."""
+        return target.save_state()
+
+    def restore_state(self, target: Any, saved: Any) -> None:
+        """Back to what was kept."""
+        target.restore_state(saved)
+
+    def roll_back(self, target: Any, end: Array) -> None:
+        """Forget rejected tokens."""
+        target.roll_back(end)
+
     # gate, experts, moe ---------------------------------------------------------------------------------------------
 
     def gate(self, config: Config, weights: Weights, x: Array, image_mask: Array | None) -> tuple[Array, Array]:
@@ -275,6 +325,40 @@ class Optimized(Implementation):
     def moe(self, config: Config, weights: Weights, x: Array, image_mask: Array | None) -> Array:
         """Gate and experts."""
         return optimized.moe.moe(self._read(config), _there(weights), _there(x), _there(image_mask))
+
+    # block, stack, model --------------------------------------------------------------------------------------------
+
+    def block(
+        self, config: Config, layer_id: int, weights: Weights, runtime: Any, token_map: Array | None, batch_size: int
+    ) -> Stateful:
+        """One layer."""
+        return BlockStateful(self._read(config), layer_id, _there(weights), runtime, token_map)
+
+    def stack(
+        self,
+        config: Config,
+        layer_ids: Sequence[int],
+        weights: Weights,
+        runtime: Any,
+        token_map: Array | None,
+        batch_size: int,
+    ) -> Stateful:
+        """Consecutive layers."""
+        return StackStateful(self._read(config), layer_ids, _there(weights), runtime, token_map)
+
+    def model(
+        self, config: Config, weights: Weights, runtime: Any, token_map: Array | None, batch_size: int
+    ) -> Stateful:
+        """The whole text model."""
+        return ModelStateful(self._read(config), _there(weights), runtime, token_map)
+
+    def embed(self, weight: Array, input_ids: Array) -> Array:
+        """Embedding rows."""
+        return optimized.model.embed(_there(weight), _there(input_ids))
+
+    def head(self, config: Config, weights: Weights, h: Array, pre: Array) -> tuple[Array, Array]:
+        """Final norm and logits."""
+        return optimized.model.head(self._read(config), _there(weights), _there(h), _there(pre))
 
     # engram, sampling -----------------------------------------------------------------------------------------------
 
@@ -301,3 +385,11 @@ class Optimized(Implementation):
     def greedy(self, logits: Array) -> Array:
         """A largest logit."""
         return optimized.sampling.greedy(_there(logits))
+
+    def sample(self, logits: Array, temperature: float, exponentials: Array) -> Array:
+        """Arg max of probabilities over exponentials, in logarithms."""
+        return optimized.sampling.sample(_there(logits), temperature, _there(exponentials))
+
+    def draws(self, logits: Array, temperature: float, count: int, seed: int) -> Array:
+        """Seeded draws."""
+        return optimized.sampling.draws(_there(logits), temperature, count, seed)

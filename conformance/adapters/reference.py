@@ -53,16 +53,22 @@ class _Steps(Protocol):
 
 
 class ReferenceStateful(Stateful):
-    """A stateful object of the reference."""
+    """A stateful object of the reference.
+
+    Nothing of it is differentiated, and in inference mode torch does less for each of the many small tensors.  What the
+    object keeps can then be replaced from outside, not changed in place.
+    """
 
     def __init__(self, inner: _Steps) -> None:
         self.inner = inner
 
+    @torch.inference_mode()
     def step(self, **inputs: Array) -> Mapping[str, Array]:
         """Advance by one call and return every tap."""
         taps: dict[str, torch.Tensor] = self.inner.step(**inputs)
         return taps
 
+    @torch.inference_mode()
     def roll_back(self, end: Array) -> None:
         """Forget the tokens of the last call from position `end` on."""
         self.inner.roll_back(end)
@@ -71,6 +77,7 @@ class ReferenceStateful(Stateful):
         """A copy of what the object keeps."""
         return reference.saving.save(self.inner)
 
+    @torch.inference_mode()
     def restore_state(self, saved: Any) -> None:
         """Back to what was kept."""
         reference.saving.restore(self.inner, saved)

@@ -28,6 +28,13 @@ def truncate_e4m3(x: torch.Tensor) -> torch.Tensor:
     return (nearest.view(torch.uint8) - beyond.to(torch.uint8)).view(torch.float8_e4m3fn)
 
 
+def one_step_away(x: torch.Tensor, draw: int) -> torch.Tensor:
+    """One element of bf16 x, another for each draw, is the next bf16 number away from zero: [...] -> [...]."""
+    bits = x.contiguous().view(torch.int16).flatten().clone()
+    bits[draw * 40503 % bits.numel()] += 1
+    return bits.view(torch.bfloat16).reshape(x.shape)
+
+
 def as_bf16(x: torch.Tensor) -> torch.Tensor:
     """Rounded to bf16 and widened again: [...] -> [...]."""
     return to_bf16(x).to(x.dtype)

@@ -18,7 +18,7 @@ from conformance.cases import catalogue
 from conformance.cases.case import LEVELS, Case
 from conformance.errors import ConformanceError
 from conformance.faults.honest import HONEST_VARIANTS
-from conformance.faults.honest_run import FalseAlarm, Reach, run
+from conformance.faults.honest_run import Cases, FalseAlarm, Reach, run
 from conformance.faults.matrix import LEVEL
 from conformance.fixtures import Fixtures
 from conformance.interface import COMPONENTS
@@ -62,13 +62,11 @@ def honest(options: HonestOptions) -> int:
     reached: list[Reach] = []
     console = make_console()
     with ExitStack() as stack:
-        cases: list[tuple[Path | None, Case]] = [
-            (options.fixtures, case) for case in _cases(options.fixtures, options.components)
-        ]
+        sets = [Cases(options.fixtures, _cases(options.fixtures, options.components))]
         if options.seeds:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            cases += _synthetic(directory, options)
-        for done, parts, (more_alarms, more_reached) in run(variants, cases, options.jobs):
+            sets += _synthetic(directory, options)
+        for done, parts, (more_alarms, more_reached) in run(variants, sets, options.jobs):
             alarms += more_alarms
             reached += more_reached
             # At once: a long run may be stopped before its end.
@@ -78,7 +76,8 @@ def honest(options: HonestOptions) -> int:
     if options.headroom:
         print_headroom(console, reached)
     console.print(
-        f"{len(variants)} honest variants, {len(cases)} cases: {len(alarms)} false alarms; "
+        f"{len(variants)} honest variants, {sum(len(golden.cases) for golden in sets)} cases: "
+        f"{len(alarms)} false alarms; "
         f"{time.perf_counter() - start:.0f} s"
     )
     if options.json is not None:
@@ -87,23 +86,23 @@ def honest(options: HonestOptions) -> int:
     return 1 if alarms else 0
 
 
-def _cases(fixtures: Path | None, components: Sequence[str]) -> list[Case]:
+def _cases(fixtures: Path | None, components: Sequence[str]) -> tuple[Case, ...]:
     levels = LEVELS[: LEVELS.index(LEVEL) + 1]
-    return [
+    return tuple(
         case
         for case in catalogue.catalogue(Fixtures.open(fixtures))
         if case.level in levels and (not components or case.component in components)
-    ]
+    )
 
 
-def _synthetic(directory: Path, options: HonestOptions) -> list[tuple[Path | None, Case]]:
+def _synthetic(directory: Path, options: HonestOptions) -> list[Cases]:
     """Cases of small synthetic sets: the shipped configuration with other weights and prompts."""
     from conformance.faults.synthetic import Run, make_golden_sets
 
     shipped = Fixtures.open(options.fixtures)
     name = next(name for name in shipped.sets if shipped.kind(name) == "model")
     mapping = shipped.model(name).config
-    cases: list[tuple[Path | None, Case]] = []
+    sets = []
     for seed in range(1, options.seeds + 1):
         runs = [
             Run("prompt", 19),
@@ -112,12 +111,13 @@ def _synthetic(directory: Path, options: HonestOptions) -> list[tuple[Path | Non
             Run("image", 12, image=(3, 6)),
         ]
         place = make_golden_sets(directory / str(seed), "synthetic", mapping, runs, seed=1000 * seed)
-        cases += [
-            (place, case)
+        cases = tuple(
+            case
             for case in _cases(place, options.components)
             if case.component not in WITH_FLOORS and case.source.startswith("synthetic")
-        ]
-    return cases
+        )
+        sets.append(Cases(place, cases, seed))
+    return sets
 
 
 def print_headroom(console: Console, reached: Sequence[Reach]) -> None:

@@ -42,6 +42,25 @@ class Part:
     fixtures: Path | None
     variants: tuple[str, ...]
     cases: tuple[str, ...]
+    seed: int | None = None
+    """Of a synthetic set, each case of which meets one variant in `SHARE`."""
+
+
+@dataclass(frozen=True)
+class Cases:
+    """The cases of one golden set: the shipped one, or a synthetic one with its seed."""
+
+    fixtures: Path | None
+    cases: tuple[Case, ...]
+    seed: int | None = None
+
+
+PART = 12
+"""Cases that one process is given at a time."""
+
+SHARE = 10
+"""In a synthetic set a case meets one variant in this many, others at the next seed: every variant is put to cases at
+every seed, and every case meets every variant once in so many seeds.  All pairs at all seeds would take hours."""
 
 
 Found = tuple[list[FalseAlarm], list[Reach]]
@@ -62,9 +81,12 @@ def _work(part: Part) -> Found:
     for variant in HONEST_VARIANTS:
         if variant.name not in part.variants:
             continue
+        turn = part.variants.index(variant.name)
         with variant.session() as session:
-            for ready in prepared:
+            for number, ready in enumerate(prepared):
                 if not applies(variant, ready.case):
+                    continue
+                if part.seed is not None and (turn + number + part.seed) % SHARE:
                     continue
                 answers = ready.ask(session)
                 if same(answers, ready.answers):
@@ -106,16 +128,16 @@ def applies(variant: HonestVariant, case: Case) -> bool:
     return COMPONENTS.index(case.component) >= min(COMPONENTS.index(module) for module in modules)
 
 
-def run(
-    variants: Sequence[HonestVariant], cases: Sequence[tuple[Path | None, Case]], jobs: int
-) -> Iterator[tuple[int, int, Found]]:
+def run(variants: Sequence[HonestVariant], sets: Sequence[Cases], jobs: int) -> Iterator[tuple[int, int, Found]]:
     """Put variants to cases, some cases at a time; yields how many parts are done, of how many, and what was found."""
     names = tuple(variant.name for variant in variants)
     parts = []
-    for fixtures in dict.fromkeys(fixtures for fixtures, _ in cases):
+    for golden in sets:
         for component in COMPONENTS:
-            ids = [case.id for place, case in cases if place == fixtures and case.component == component]
-            parts += [Part(fixtures, names, tuple(ids[i : i + 24])) for i in range(0, len(ids), 24)]
+            ids = [case.id for case in golden.cases if case.component == component]
+            parts += [
+                Part(golden.fixtures, names, tuple(ids[i : i + PART]), golden.seed) for i in range(0, len(ids), PART)
+            ]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(jobs, max(1, len(parts))), context, _begin) as pool:
         pending = [pool.submit(_work, part) for part in parts]

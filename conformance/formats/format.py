@@ -163,7 +163,8 @@ class Format:
         rounded = rounded_bits.view(np.float64)
 
         magnitude = np.abs(values)
-        small = magnitude < self.smallest_normal
+        # The sum above has left zeros as they are.
+        small = (magnitude < self.smallest_normal) & (magnitude > 0)
         if small.any():
             np.copyto(rounded, self._round_below_normal(values), where=small)
         # Negated so that NaN, whose bits the addition may have spoilt, is repaired here too.

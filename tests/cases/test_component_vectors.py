@@ -99,7 +99,7 @@ EDITS: Sequence[tuple[str, Edit]] = (
         "quantize/fp8-scale-steps-up/exactly-448-times-32",
         Edit(
             "quantize.pow2ceil",
-            "exponent + (mantissa != 0).to(torch.int32)",
+            "exponent + (mantissa != 0)",
             "torch.ceil(torch.log2(bits.view(torch.float32)) + 1e-6).to(torch.int32) + 127",
         ),
     ),

@@ -208,7 +208,7 @@ class CarryLost(Reference):
 
         class Forgetful(Stateful):
             def step(self, **inputs: Array) -> Mapping[str, Array]:
-                inner.carry_kv.zero_()  # type: ignore[attr-defined]
+                inner.carry_kv = torch.zeros_like(inner.carry_kv)  # type: ignore[attr-defined]
                 return made.step(**inputs)
 
             def state(self) -> Mapping[str, Array]:

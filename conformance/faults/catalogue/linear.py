@@ -21,9 +21,9 @@ FAULTS: tuple[Fault, ...] = (
         "The sum over blocks of 32 inputs is kept in bf16.",
         Edit(
             "linear._sum_blocks",
-            "total.addcmul_(product, x_scale[..., block, None] * weight_scale[:, block])",
+            "total.addcmul_(functional.linear(x_codes, weight_codes), x_factor * weight_factor)",
             "total = arithmetic.as_bf16("
-            "torch.addcmul(total, product, x_scale[..., block, None] * weight_scale[:, block]))",
+            "torch.addcmul(total, functional.linear(x_codes, weight_codes), x_factor * weight_factor))",
         ),
     ),
     Fault(
@@ -33,8 +33,8 @@ FAULTS: tuple[Fault, ...] = (
         "The product sum of each block of 32 inputs is rounded to bf16 before it is scaled.",
         Edit(
             "linear._sum_blocks",
-            "functional.linear(x[..., inputs], weight[:, inputs])",
-            "arithmetic.as_bf16(functional.linear(x[..., inputs], weight[:, inputs]))",
+            "functional.linear(x_codes, weight_codes)",
+            "arithmetic.as_bf16(functional.linear(x_codes, weight_codes))",
         ),
     ),
     Fault(
@@ -91,7 +91,7 @@ FAULTS: tuple[Fault, ...] = (
         "last-block-dropped",
         "last-input-dropped",
         "The loop over blocks of 32 inputs ends one early.",
-        Edit("linear._sum_blocks", "range(x_scale.shape[-1])", "range(x_scale.shape[-1] - 1)"),
+        Edit("linear._sum_blocks", "in blocks:", "in list(blocks)[:-1]:"),
     ),
     Fault(
         L,
@@ -120,14 +120,14 @@ FAULTS: tuple[Fault, ...] = (
         "input-scales-shifted",
         "scale-layout",
         "Each block of inputs gets its neighbour's scale.",
-        Edit("linear._sum_blocks", "x_scale[..., block, None]", "x_scale[..., block - 1, None]"),
+        Edit("linear._sum_blocks", "torch.split(x_scale, 1", "torch.split(x_scale.roll(1, -1), 1"),
     ),
     Fault(
         L,
         "input-scales-ignored",
         "scale-layout",
         "The codes are multiplied, their scales are forgotten.",
-        Edit("linear._sum_blocks", "x_scale[..., block, None] *", "torch.ones_like(x_scale[..., block, None]) *"),
+        Edit("linear._sum_blocks", "x_factor *", "torch.ones_like(x_factor) *"),
     ),
     Fault(
         L,
@@ -178,8 +178,8 @@ FAULTS: tuple[Fault, ...] = (
         "The last output feature, alone in its tile, is never written.",
         Edit(
             "linear.block_scaled_product",
-            "torch.cat([_sum_blocks(x, x_scale, *piece) for piece in pieces], dim=-1)",
-            "arithmetic.without_last(torch.cat([_sum_blocks(x, x_scale, *piece) for piece in pieces], dim=-1))",
+            "torch.cat([_sum_blocks(flat, flat_scale, *piece) for piece in pieces], dim=-1)",
+            "arithmetic.without_last(torch.cat([_sum_blocks(flat, flat_scale, *piece) for piece in pieces], dim=-1))",
         ),
     ),
     Fault(

@@ -40,7 +40,7 @@ FAULTS: tuple[Fault, ...] = (
         "e8m0-floor",
         "scale-not-rounded-up",
         "The power-of-two scale is rounded down, as the OCP format says.",
-        Edit("quantize.pow2ceil", "exponent + (mantissa != 0).to(torch.int32)", "exponent"),
+        Edit("quantize.pow2ceil", "exponent + (mantissa != 0)", "exponent"),
     ),
     Fault(
         Q,
@@ -300,7 +300,7 @@ FAULTS: tuple[Fault, ...] = (
         "The exponent comes from a float logarithm, not from the bits.",
         Edit(
             "quantize.pow2ceil",
-            "exponent + (mantissa != 0).to(torch.int32)",
+            "exponent + (mantissa != 0)",
             "torch.ceil(torch.log(bits.view(torch.float32)) * 1.442695041).to(torch.int32) + 127",
         ),
     ),

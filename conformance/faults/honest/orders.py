@@ -10,7 +10,7 @@ from conformance.faults.patches import Change, Edit, Replace
 
 BF16_PRODUCT = "functional.linear(x.to(compute), weight.to(compute))"
 BIASED_PRODUCT = "functional.linear(x.to(compute), weight.to(compute), bias.to(compute))"
-BLOCK_PRODUCT = "functional.linear(x[..., inputs], weight[:, inputs])"
+BLOCK_PRODUCT = "functional.linear(x_codes, weight_codes)"
 SUM_ORDER = "The order of a sum is free (numerics.md 0)."
 PRECISION = "More precision than required between the same rounding points (numerics.md 0)."
 
@@ -27,21 +27,21 @@ def products(form: str) -> tuple[Change, ...]:
 
 def within_blocks(form: str) -> Change:
     """The product sum inside a block of 32 inputs by another function."""
-    return Edit("linear._sum_blocks", BLOCK_PRODUCT, form.format(x="x[..., inputs]", w="weight[:, inputs]"))
+    return Edit("linear._sum_blocks", BLOCK_PRODUCT, form.format(x="x_codes", w="weight_codes"))
 
 
 def dequantised(form: str) -> Change:
     """The scaled product on operands dequantised first, which is exact, by another function."""
     return Edit(
         "linear.block_scaled_product",
-        "rows = x.shape[:-1].numel()",
+        "flat, flat_scale = x.flatten(0, -2), x_scale.flatten(0, -2)",
         f"""padding = (0, -x.shape[-1] % FP8_GROUP)
     x, weight = functional.pad(x, padding), functional.pad(weight, padding)
     x = (x.unflatten(-1, (-1, FP8_GROUP)) * x_scale.unsqueeze(-1)).flatten(-2)
     scale = weight_scale[:, : x_scale.shape[-1]].unsqueeze(-1)
     weight = (weight.unflatten(-1, (-1, FP8_GROUP)) * scale).flatten(-2)
     return {form.format(x="x", w="weight")}
-    rows = x.shape[:-1].numel()""",
+    flat, flat_scale = x.flatten(0, -2), x_scale.flatten(0, -2)""",
     )
 
 
@@ -53,7 +53,7 @@ ORDERS: tuple[HonestVariant, ...] = (
         SUM_ORDER,
         changes=(
             *products("functional.linear({x}.flip(-1), {w}.flip(-1))"),
-            Edit("linear._sum_blocks", "range(x_scale.shape[-1])", "reversed(range(x_scale.shape[-1]))"),
+            Edit("linear._sum_blocks", "in blocks:", "in reversed(list(blocks)):"),
         ),
     ),
     HonestVariant(
