@@ -1,6 +1,7 @@
 """The whole model served as engines do: chunks, batches, reused rows, saved states, requests in turn (numerics.md 0).
 
-Judged by the recorded results and noise floors of the same requests run by themselves.
+Judged by the recorded results of the same requests run by themselves.  Each request of a batch is judged by itself: its
+noise is larger than that of the batch as a whole, so that these cases have floors of their own.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from functools import partial
 
 import numpy as np
 
-from conformance.cases.behaviours import named
 from conformance.cases.case import Advance, Call, Case, Handle, Open, Place, Step
 from conformance.cases.serving import (
     CHUNK_FLAGS,
@@ -47,9 +47,8 @@ DEEPER = (
 class Judge:
     """Where the recorded logits of a request are, and how far from them is noise."""
 
+    case_id: str
     floors: Floors
-    names: Mapping[str, str]
-    """Behaviour by the name of the recording, as in the ids of the free-running cases."""
 
     def rules(self, call: ServedCall) -> Sequence[Expectation]:
         """The logits of every row whose call ends where a recorded one ended."""
@@ -57,9 +56,8 @@ class Judge:
         for row, (request, start) in enumerate(call.rows):
             recorded = self._recorded(request, start + call.length)
             if recorded is not None:
-                allowance = self.floors.allowance(f"model/free-running/{self.names[request.trace.name]}", "logits")
-                origin = self.floors.describe()
-                rule = Propagated("logits", recorded, allowance, origin, ("request", "token id"))
+                allowance = self.floors.allowance(self.case_id, "logits")
+                rule = Propagated("logits", recorded, allowance, self.floors.describe(), ("request", "token id"))
                 rules.append(OfRequest(rule, row, len(call.rows)))
         return rules
 
@@ -74,22 +72,22 @@ class Judge:
 
 def cases(model: GoldenModel, traces: Sequence[Trace], floors: Floors) -> Iterator[Case]:
     """One case a way of serving; each names the mistakes that show in it."""
-    judge = Judge(floors, {trace.name: name for name, trace in named(traces).items()})
     requests = by_name(traces)
     conversations = [*_chunked(model, requests), *_batches(traces, requests)]
     for name, why, flags, served in conversations:
+        case_id = f"model/serving-{name}"
         yield Case(
-            f"model/serving-{name}",
+            case_id,
             "full" if name in DEEPER else "core",
             "propagated",
             why,
             SPEC,
-            partial(_in_turn, model, served, judge),
+            partial(_in_turn, model, served, Judge(case_id, floors)),
             flags=flags,
             source=served[0][0].rows[0][0].trace.source,
             reading="intended",
         )
-    yield from _saved(model, requests, judge)
+    yield from _saved(model, requests, floors)
 
 
 Conversation = tuple[str, str, tuple[str, ...], list[list[ServedCall]]]
@@ -230,18 +228,19 @@ def _in_turn(model: GoldenModel, conversations: Sequence[Sequence[ServedCall]], 
                 yield _served(calls[number], name, judge)
 
 
-def _saved(model: GoldenModel, requests: Mapping[str, Request], judge: Judge) -> Iterator[Case]:
+def _saved(model: GoldenModel, requests: Mapping[str, Request], floors: Floors) -> Iterator[Case]:
     for request in _decoding(requests)[:1]:
         prompt = request.trace.lengths[0]
         for name, parity in {"even-position": 0, "odd-position": 1}.items():
             at = prompt + 1 + (prompt + 1 + parity) % 2
+            case_id = f"model/serving-saved-state/{name}"
             yield Case(
-                f"model/serving-saved-state/{name}",
+                case_id,
                 "full",
                 "propagated",
                 "Fails when a request resumed from a saved state, in the same model or another, goes on differently.",
                 SPEC,
-                partial(_resumed, model, request, at, judge),
+                partial(_resumed, model, request, at, Judge(case_id, floors)),
                 flags=SAVED_FLAGS,
                 source=request.trace.source,
                 reading="intended",
