@@ -2,7 +2,8 @@
 # make test        the suite's own tests
 # make faults      a fault for every known mistake: each must be rejected
 # make lint        style and types
-# make aot         every kernel compiled for every GPU target, without a GPU: ci/aot/; AOT="sm_90 gfx942" for some
+# make aot         every kernel compiled for every GPU target and its memory traffic counted, without a GPU: ci/aot/;
+#                  AOT="sm_90 traffic" for some
 # make ports       install what others publish, each in its own environment, and judge it (docs/ports.md)
 # make setup       only the virtual environment
 # make report      judge TARGET; report/ then holds JSON lines, JUnit, HTML and a badge
@@ -52,7 +53,7 @@ $(READY): pyproject.toml
 	@touch $@
 
 check: setup
-	$(VENV)/bin/conformance check reference
+	$(VENV)/bin/conformance check reference --jobs 2
 
 test: setup
 	$(RUN) -m pytest -n auto

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Judge the kernels on the GPU of this machine, and the reference beside them: one command, no network.
+# Judge the kernels on the GPU of this machine, the reference beside them, and time the kernels: one command, no network.
 #
 #   ci/gpu.sh [OUT]        writes OUT, by default ci/results/<device>/<date>/
 #
@@ -70,6 +70,8 @@ for target in optimized reference; do
     step "check-$target" "$PYTHON" -m conformance check "$target" --level full \
         --json "$out/$target.jsonl" --junit "$out/$target.xml" --html "$out/$target.html"
 done
+step bench "$PYTHON" -m conformance bench --target optimized --against reference \
+    --json "$out/bench.json" --html "$out/bench.html"
 step tests "$PYTHON" -m pytest -p no:cacheprovider tests/optimized
 # The memory checker makes every access slow: the small cases only.
 if command -v compute-sanitizer >/dev/null; then

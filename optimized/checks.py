@@ -36,3 +36,19 @@ def require_shape(name: str, x: torch.Tensor, *shape: int) -> torch.Tensor:
     if tuple(x.shape) != shape:
         raise ValueError(f"{name}: expected shape {list(shape)}, got {list(x.shape)}")
     return x.contiguous()
+
+
+def require_state(name: str, x: torch.Tensor, dtype: torch.dtype, width: int) -> torch.Tensor:
+    """State that a kernel writes to in place: [slots, rows, width], contiguous, at least one row.
+
+    Raises:
+        TypeError: another dtype.
+        ValueError: another shape, or not contiguous: a copy would be written to instead.
+    """
+    if x.dtype != dtype:
+        raise TypeError(f"{name}: expected {dtype}, got {x.dtype}")
+    if x.dim() != 3 or x.shape[-1] != width or not x.numel():
+        raise ValueError(f"{name}: expected [slots, rows, {width}] with at least one row, got {list(x.shape)}")
+    if not x.is_contiguous():
+        raise ValueError(f"{name}: not contiguous, a copy of it would be written to")
+    return x

@@ -74,3 +74,34 @@ class Config:
     def ratio(self, layer_id: int) -> int:
         """Tokens that one compressed row of a layer stands for; 0 without compression."""
         return self.compress_ratios[layer_id]
+
+    def kv_source(self, layer_id: int) -> int:
+        """The layer whose compressed rows and index keys a layer reads: the nearest KV source at or before it."""
+        return self._nearest("kv_source_layers", layer_id)
+
+    def _nearest(self, name: str, layer_id: int) -> int:
+        earlier = [source for source in getattr(self, name) if source <= layer_id]
+        if not earlier:
+            raise ValueError(f"config: {name} has no layer at or before layer {layer_id}, which reads compressed rows")
+        return int(max(earlier))
+
+    def compresses(self, layer_id: int) -> bool:
+        """The layer compresses its own input, and owns compressed rows and index keys."""
+        return layer_id in self.kv_source_layers
+
+    def selects(self, layer_id: int) -> bool:
+        """The layer runs an indexer and publishes selected positions."""
+        return layer_id in self.index_source_layers
+
+    def publishes_candidates(self, layer_id: int) -> bool:
+        """The layer publishes the candidate blocks."""
+        return layer_id == self.candidate_source_layer
+
+    def uses_candidates(self, layer_id: int) -> bool:
+        """The layer's indexer is restricted to the published candidate blocks."""
+        source = self.candidate_source_layer
+        return source is not None and self.selects(layer_id) and layer_id > source
+
+    def has_engram(self, layer_id: int) -> bool:
+        """An Engram writes to the residual before this layer."""
+        return layer_id in self.engram_layer_ids

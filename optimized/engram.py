@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from optimized.device import INTERPRETED
+from optimized.device import DEVICE, INTERPRETED
 
 # ruff: isort: split
 from collections.abc import Mapping
@@ -160,6 +160,26 @@ def _write_kernel(
     tl.store(out + place * width + feature, (own + gate * value).to(tl.bfloat16), mask=inside)
 
 
+@lru_cache(maxsize=32)
+def _layer_layout(config: Config, layer_id: int) -> tuple[torch.Tensor, ...]:
+    """Multipliers, primes and offsets of one layer on the device, so that a step moves nothing there.
+
+    Raises:
+        ValueError: the layer has no Engram.
+    """
+    if layer_id not in config.engram_layer_ids:
+        raise ValueError(f"layer_id: layer {layer_id} has no Engram, layers {list(config.engram_layer_ids)} have")
+    layer = config.engram_layer_ids.index(layer_id)
+    return tuple(table[layer].to(DEVICE).contiguous() for table in _layout(config))
+
+
+def barriers(input_ids: torch.Tensor, image_mask: torch.Tensor | None) -> torch.Tensor:
+    """What stops a look-back among the tokens of a call: uint8 [B,T], 1 at image tokens (numerics.md 8)."""
+    if image_mask is None:
+        return torch.zeros(input_ids.shape, dtype=torch.uint8, device=input_ids.device)
+    return require_shape("image_mask", image_mask, *input_ids.shape).to(torch.uint8)
+
+
 def engram_hash(
     config: Config,
     layer_id: int,
@@ -172,26 +192,27 @@ def engram_hash(
     Column offsets included, columns ordered by n-gram size, then head (numerics.md 8).
     """
     look_back = config.engram_max_ngram_size - 1
-    batch, length = input_ids.shape
-    device = input_ids.device
     # Before a request's first token stand barriers.
-    ids = torch.nn.functional.pad(input_ids.to(torch.int32), (look_back, 0)).contiguous()
-    barrier = torch.zeros(batch, length, dtype=torch.uint8, device=device)
-    if image_mask is not None:
-        barrier = require_shape("image_mask", image_mask, batch, length).to(torch.uint8)
-    barrier = torch.nn.functional.pad(barrier, (look_back, 0), value=1).contiguous()
-    if layer_id not in config.engram_layer_ids:
-        raise ValueError(f"layer_id: layer {layer_id} has no Engram, layers {list(config.engram_layer_ids)} have")
-    layer = config.engram_layer_ids.index(layer_id)
-    multipliers, primes, offsets = (table[layer].to(device).contiguous() for table in _layout(config))
-    out = torch.empty(batch, length, offsets.numel(), dtype=torch.int64, device=device)
+    ids = torch.nn.functional.pad(input_ids.to(torch.int32), (look_back, 0))
+    barrier = torch.nn.functional.pad(barriers(input_ids, image_mask), (look_back, 0), value=1)
+    return hash_behind(config, layer_id, token_map, ids, barrier)
+
+
+def hash_behind(
+    config: Config, layer_id: int, token_map: torch.Tensor, ids: torch.Tensor, barrier: torch.Tensor
+) -> torch.Tensor:
+    """Table rows of a call's tokens, given those before it: int32 ids and uint8 barriers [B,max_ngram−1+T] (8)."""
+    look_back = config.engram_max_ngram_size - 1
+    multipliers, primes, offsets = _layer_layout(config, layer_id)
+    batch, length = ids.shape[0], ids.shape[1] - look_back
+    out = torch.empty(batch, length, offsets.numel(), dtype=torch.int64, device=ids.device)
     if not out.numel():
         return out
     heads = config.engram_n_heads
     _hash_kernel[(triton.cdiv(batch * length, TOKENS_PER_PROGRAM),)](
         token_map.to(torch.int32).contiguous(),
-        ids,
-        barrier,
+        ids.contiguous(),
+        barrier.contiguous(),
         multipliers,
         primes,
         offsets,

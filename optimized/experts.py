@@ -247,6 +247,13 @@ def _tiles(place: torch.Tensor, experts: int) -> _Tiles:
     return _Tiles(order, expert, starts, row_ends[expert])
 
 
+def _tile_of(columns: int, depth: int) -> tuple[int, int]:
+    """Output features and inputs of a tile; the interpreter pays for every element of it, also beyond the matrix."""
+    if not INTERPRETED:
+        return COLUMNS, DEPTH
+    return min(COLUMNS, triton.next_power_of_2(columns)), min(DEPTH, triton.next_power_of_2(depth))
+
+
 def grouped_experts(
     config: Config, stack: ExpertStack, x: torch.Tensor, place: torch.Tensor, routing: torch.Tensor | None
 ) -> torch.Tensor:
@@ -271,9 +278,8 @@ def grouped_experts(
     tiles = _tiles(place, w1.shape[0])
     hidden = torch.empty(tokens * choices, inner, dtype=torch.uint8, device=x.device)
     hidden_scale = torch.empty(tokens * choices, triton.cdiv(inner, 32), dtype=torch.uint8, device=x.device)
-    grid = (tiles.experts.numel(), triton.cdiv(inner, COLUMNS))
-    sizes = {"ROWS": ROWS, "COLUMNS": COLUMNS, "DEPTH": DEPTH}
-    _up_kernel[grid](
+    columns, step = _tile_of(inner, depth)
+    _up_kernel[(tiles.experts.numel(), triton.cdiv(inner, columns))](
         codes.view(torch.uint8),
         scales.view(torch.uint8),
         w1,
@@ -295,9 +301,12 @@ def grouped_experts(
         config.swiglu_limit,
         WEIGHT=stack.kind,
         ROUTED=routing is not None,
-        **sizes,
+        ROWS=ROWS,
+        COLUMNS=columns,
+        DEPTH=step,
     )
-    _down_kernel[(tiles.experts.numel(), triton.cdiv(w2.shape[1], COLUMNS))](
+    columns, step = _tile_of(w2.shape[1], inner)
+    _down_kernel[(tiles.experts.numel(), triton.cdiv(w2.shape[1], columns))](
         hidden,
         hidden_scale,
         w2,
@@ -312,7 +321,9 @@ def grouped_experts(
         w2.stride(0),
         s2.stride(0),
         WEIGHT=stack.kind,
-        **sizes,
+        ROWS=ROWS,
+        COLUMNS=columns,
+        DEPTH=step,
     )
     return out
 
@@ -328,6 +339,39 @@ def expert(
     return grouped_experts(config, stack, x, place, routing).squeeze(1)
 
 
+@dataclass(frozen=True)
+class LayerExperts:
+    """All experts of a layer, laid out once."""
+
+    routed: ExpertStack
+    shared: ExpertStack | None
+
+    @classmethod
+    def of(cls, config: Config, weights: Mapping[str, torch.Tensor]) -> LayerExperts:
+        """From `experts.{i}.w1.weight`, `shared_experts.w1.weight`, ..."""
+        shared = stack_experts(weights, {0: "shared_experts"}, 1) if config.n_shared_experts else None
+        return cls(routed_stack(config, weights), shared)
+
+    def mix(
+        self, config: Config, x: torch.Tensor, routing_weights: torch.Tensor, expert_indices: torch.Tensor
+    ) -> torch.Tensor:
+        """Routed experts as chosen plus the shared one: bf16 x [N,D], [N,k], int32 [N,k] -> bf16 [N,D] (7)."""
+        place = self.routed.place[expert_indices.long()]
+        routed = grouped_experts(config, self.routed, x, place, routing_weights)
+        tokens, choices, width = routed.shape
+        out = torch.empty(tokens, width, dtype=torch.bfloat16, device=x.device)
+        if not out.numel():
+            return out
+        shared = routed
+        if self.shared is not None:
+            only = torch.zeros(tokens, 1, dtype=torch.int32, device=x.device)
+            shared = grouped_experts(config, self.shared, x, only, None)
+        _sum_kernel[(tokens, triton.cdiv(width, SUMMED))](
+            routed, shared, out, choices, width, SHARED=self.shared is not None, FEATURES=SUMMED
+        )
+        return out
+
+
 def experts(
     config: Config,
     weights: Mapping[str, torch.Tensor],
@@ -339,18 +383,4 @@ def experts(
 
     `weights`: `experts.{i}.w1.weight`, `shared_experts.w1.weight`, ...
     """
-    stack = routed_stack(config, weights)
-    place = stack.place[expert_indices.long()]
-    routed = grouped_experts(config, stack, x, place, routing_weights)
-    tokens, choices, width = routed.shape
-    out = torch.empty(tokens, width, dtype=torch.bfloat16, device=x.device)
-    if not out.numel():
-        return out
-    shared = routed
-    if config.n_shared_experts:
-        own = {name.removeprefix("shared_experts."): weights[name] for name in weights if name.startswith("shared_")}
-        shared = expert(config, own, x, None)
-    _sum_kernel[(tokens, triton.cdiv(width, SUMMED))](
-        routed, shared, out, choices, width, SHARED=bool(config.n_shared_experts), FEATURES=SUMMED
-    )
-    return out
+    return LayerExperts.of(config, weights).mix(config, x, routing_weights, expert_indices)

@@ -24,6 +24,28 @@ Weights = Mapping[str, torch.Tensor]
 
 
 @triton.jit
+def weighted_scores(q, share, k):
+    """Σ_h w_h · relu(q_h · k_j): bf16 q [HEADS, d], fp32 w [HEADS], bf16 k [POSITIONS, d] -> fp32 [POSITIONS].
+
+    Two roundings to bf16; the caller's store is the third.
+    """
+    products = tl.dot(q, tl.trans(k)).to(tl.bfloat16).to(tl.float32)
+    # Written as a comparison, so that NaN stays NaN.
+    positive = tl.where(products < 0.0, 0.0, products)
+    return tl.sum((positive * share[:, None]).to(tl.bfloat16).to(tl.float32), axis=0)
+
+
+@triton.jit
+def load_query(queries, head_weights, query, heads, WIDTH: tl.constexpr, PADDED: tl.constexpr, HEADS: tl.constexpr):
+    """The heads of a query, bf16 [HEADS, PADDED], and their weights, fp32 [HEADS]."""
+    head = tl.arange(0, HEADS)
+    feature = tl.arange(0, PADDED)
+    known = (head < heads)[:, None] & (feature < WIDTH)[None, :]
+    q = tl.load(queries + (query * heads + head)[:, None] * WIDTH + feature[None, :], mask=known, other=0.0)
+    return q, tl.load(head_weights + query * heads + head, mask=head < heads, other=0.0).to(tl.float32)
+
+
+@triton.jit
 def _scores_kernel(
     queries,
     head_weights,
@@ -40,13 +62,11 @@ def _scores_kernel(
     POSITIONS: tl.constexpr,
     RESTRICTED: tl.constexpr,
 ):
-    """Scores of one query against a block of positions; three roundings to bf16."""
+    """Scores of one query against a block of positions."""
     query = tl.program_id(0).to(tl.int64)
     position = tl.program_id(1) * POSITIONS + tl.arange(0, POSITIONS)
-    head = tl.arange(0, HEADS)
     feature = tl.arange(0, PADDED)
-    known = (head < heads)[:, None] & (feature < WIDTH)[None, :]
-    q = tl.load(queries + (query * heads + head)[:, None] * WIDTH + feature[None, :], mask=known, other=0.0)
+    q, share = load_query(queries, head_weights, query, heads, WIDTH, PADDED, HEADS)
     batch = query // queries_of_batch
     inside = position < positions
     k = tl.load(
@@ -54,12 +74,7 @@ def _scores_kernel(
         mask=inside[:, None] & (feature < WIDTH)[None, :],
         other=0.0,
     )
-    products = tl.dot(q, tl.trans(k)).to(tl.bfloat16).to(tl.float32)
-    share = tl.load(head_weights + query * heads + head, mask=head < heads, other=0.0).to(tl.float32)
-    # Written as a comparison, so that NaN stays NaN.
-    positive = tl.where(products < 0.0, 0.0, products)
-    weighted = (positive * share[:, None]).to(tl.bfloat16).to(tl.float32)
-    score = tl.sum(weighted, axis=0)
+    score = weighted_scores(q, share, k)
     seen = position < tl.load(visible + query)
     if RESTRICTED:
         seen = seen & (tl.load(candidates + query * positions + position, mask=inside, other=0) != 0)

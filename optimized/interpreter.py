@@ -8,6 +8,7 @@ They reach into Triton's own classes, so they are installed only into versions t
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -142,7 +143,31 @@ def _repair_scalar_bounds(builder: Any) -> None:
 
 
 def _repair_device_functions(builder: Any) -> None:
-    """A function called by a kernel restores the language as it found it, also when it raises."""
+    """A function called by a kernel restores the language as it found it, also when it raises.
+
+    The language is remapped once a launch, not again in every function that the kernel calls, which took most time.
+    """
+    shipped = interpreter._patch_lang
+    both = SimpleNamespace(__globals__={"tl": tl, "core": tl.core})
+    remapped = False
+
+    def patch(function: Any) -> Any:
+        nonlocal remapped
+        if remapped:
+            return interpreter._LangPatchScope()
+        scope = shipped(both)
+        restore = scope.restore
+        remapped = True
+
+        def restored() -> None:
+            nonlocal remapped
+            remapped = False
+            restore()
+
+        scope.restore = restored
+        return scope
+
+    interpreter._patch_lang = patch
 
     def call(self: Any, *arguments: Any, **keywords: Any) -> Any:
         scope = interpreter._patch_lang(self.fn)

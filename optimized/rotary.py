@@ -75,6 +75,7 @@ def _rotate_kernel(
     x,
     cos,
     sin,
+    places,
     out,
     rows,
     heads,
@@ -87,7 +88,7 @@ def _rotate_kernel(
     FORMAT: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """Rows of WIDTH features, the last TURNING of which turn by the table row of their token.
+    """Rows of WIDTH features, the last TURNING of which turn by the table row at the place of their token.
 
     STILL and HALF are the extents of both parts padded to powers of two.  With a FORMAT every group of the result is
     quantised and dequantised before it is stored.
@@ -104,8 +105,9 @@ def _rotate_kernel(
     tl.store(out + start + column[None, :], still, mask=inside)
 
     pair = tl.arange(0, HALF)
+    token_place = tl.load(places + row // heads, mask=row < rows, other=0)
     present = present & (pair < TURNING // 2)[None, :]
-    table = (row // heads)[:, None] * (TURNING // 2) + pair[None, :]
+    table = token_place[:, None] * (TURNING // 2) + pair[None, :]
     offsets = start + (WIDTH - TURNING) + 2 * pair[None, :]
     left = tl.load(x + offsets, mask=present, other=0.0).to(tl.float32)
     right = tl.load(x + offsets + 1, mask=present, other=0.0).to(tl.float32)
@@ -130,27 +132,37 @@ FAKE_QUANTISERS = {
 }
 
 
-def rotate_with_tables(
-    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, inverse: bool = False, form: str = "none"
+def rotate_at(
+    x: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    places: torch.Tensor,
+    inverse: bool = False,
+    form: str = "none",
 ) -> torch.Tensor:
-    """Turn the last features of bf16 [B,T,d] or [B,T,H,d] by tables fp32 [B,T,R/2]; quantise and dequantise after it.
+    """Turn the last features of bf16 [B,T,d] or [B,T,H,d] by the rows `places` of tables, then fake-quantise.
 
-    `form` is the quantiser: "fp8", "fp4_e8m0", "fp4_e4m3", or "none".
+    fp32 tables [n, R/2], int64 places [B,T] below n, which is not checked -> bf16, same shape.  `form` is the
+    quantiser: "fp8", "fp4_e8m0", "fp4_e4m3", or "none".
     """
     x = require_bf16("x", x)
     if (
         x.dim() not in (3, 4)
-        or cos.shape[:-1] != x.shape[:2]
+        or places.shape != x.shape[:2]
+        or cos.dim() != 2
         or cos.shape != sin.shape
         or 2 * cos.shape[-1] > x.shape[-1]
     ):
-        raise ValueError(f"x {list(x.shape)} does not go with tables {list(cos.shape)} and {list(sin.shape)}")
+        raise ValueError(
+            f"x {list(x.shape)} does not go with tables {list(cos.shape)} and {list(sin.shape)} at places "
+            f"{list(places.shape)}"
+        )
     if form not in GROUPS:
         raise ValueError(f"form: expected one of {', '.join(GROUPS)}, got {form!r}")
     turning, width, group = 2 * cos.shape[-1], x.shape[-1], GROUPS[form]
     if form != "none" and ((width - turning) % group or turning % group):
         # A group across both parts: they are not in one program's registers side by side.
-        return FAKE_QUANTISERS[form](rotate_with_tables(x, cos, sin, inverse))
+        return FAKE_QUANTISERS[form](rotate_at(x, cos, sin, places, inverse))
     out = torch.empty_like(x)
     rows = x.shape[:-1].numel()
     if not out.numel():
@@ -159,6 +171,7 @@ def rotate_with_tables(
         x,
         cos.contiguous(),
         sin.contiguous(),
+        places.contiguous(),
         out,
         rows,
         x.shape[2] if x.dim() == 4 else 1,
@@ -186,5 +199,6 @@ def rotate(
 
     `form` names a quantiser whose fake quantisation follows in the same kernel.
     """
-    cos, sin = rotary_tables(config, layer_id, positions)
-    return rotate_with_tables(x, cos, sin, inverse, form)
+    cos, sin = rotary_tables(config, layer_id, positions.flatten())
+    places = torch.arange(positions.numel(), device=positions.device).view(positions.shape)
+    return rotate_at(x, cos, sin, places, inverse, form)

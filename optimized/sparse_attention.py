@@ -7,7 +7,7 @@ brought to the largest maximum in the order of the list.
 
 from __future__ import annotations
 
-from optimized.device import INTERPRETED, for_device
+from optimized.device import DEVICE, INTERPRETED, for_device
 
 # ruff: isort: split
 from dataclasses import dataclass
@@ -38,6 +38,49 @@ MAXIMUM_START = tl.constexpr(-1e30)
 SPLIT_QUERIES = 64
 """Up to this many queries the list is split."""
 LIST_SPLITS = 1 if INTERPRETED else 4
+
+
+@triton.jit
+def accumulate(values, rows, valid, scale, maximum, denominator, numerator):
+    """One step of a list: bf16 heads [HEADS, d] and rows [BLOCK, d] -> the running maximum, denominator, numerator."""
+    scores = tl.dot(values, tl.trans(rows)) * scale
+    scores = tl.where(valid[None, :], scores, float("-inf"))
+    new_maximum = tl.maximum(maximum, tl.max(scores, axis=1))
+    rescale = tl.exp(maximum - new_maximum)
+    probabilities = tl.exp(scores - new_maximum[:, None])
+    # The denominator sums the probabilities as they are; the value product takes them rounded.
+    denominator = denominator * rescale + tl.sum(probabilities, axis=1)
+    numerator = tl.dot(probabilities.to(tl.bfloat16), rows, numerator * rescale[:, None])
+    return new_maximum, denominator, numerator
+
+
+@triton.jit
+def finish(
+    place,
+    head,
+    known,
+    part,
+    heads,
+    sink,
+    out,
+    part_maximum,
+    part_denominator,
+    part_numerator,
+    maximum,
+    denominator,
+    numerator,
+    WIDTH: tl.constexpr,
+    SPLIT: tl.constexpr,
+):
+    """Store a program's share: the attention of its heads, or part number `part` of it."""
+    if SPLIT:
+        tl.store(part_maximum + part * heads + head, maximum, mask=head < heads)
+        tl.store(part_denominator + part * heads + head, denominator, mask=head < heads)
+        tl.store(part_numerator + part * heads * WIDTH + place, numerator, mask=known)
+    else:
+        # Without a valid row the maximum is still -1e30, the sink's term is infinite, and the result is zero.
+        denominator += tl.exp(tl.load(sink + head, mask=head < heads, other=0.0) - maximum)
+        tl.store(out + place, (numerator / denominator[:, None]).to(tl.bfloat16), mask=known)
 
 
 @triton.jit
@@ -84,24 +127,24 @@ def _attend_kernel(
             mask=valid[:, None] & (feature < WIDTH)[None, :],
             other=0.0,
         )
-        scores = tl.dot(values, tl.trans(rows)) * scale
-        scores = tl.where(valid[None, :], scores, float("-inf"))
-        new_maximum = tl.maximum(maximum, tl.max(scores, axis=1))
-        rescale = tl.exp(maximum - new_maximum)
-        probabilities = tl.exp(scores - new_maximum[:, None])
-        # The denominator sums the probabilities as they are; the value product takes them rounded.
-        denominator = denominator * rescale + tl.sum(probabilities, axis=1)
-        numerator = tl.dot(probabilities.to(tl.bfloat16), rows, numerator * rescale[:, None])
-        maximum = new_maximum
-    if SPLIT:
-        part = (split * tl.num_programs(0) + query) * heads
-        tl.store(part_maximum + part + head, maximum, mask=head < heads)
-        tl.store(part_denominator + part + head, denominator, mask=head < heads)
-        tl.store(part_numerator + part * WIDTH + place, numerator, mask=known)
-    else:
-        # Without a valid row the maximum is still -1e30, the sink's term is infinite, and the result is zero.
-        denominator += tl.exp(tl.load(sink + head, mask=head < heads, other=0.0) - maximum)
-        tl.store(out + start + place, (numerator / denominator[:, None]).to(tl.bfloat16), mask=known)
+        maximum, denominator, numerator = accumulate(values, rows, valid, scale, maximum, denominator, numerator)
+    finish(
+        place,
+        head,
+        known,
+        split * tl.num_programs(0) + query,
+        heads,
+        sink,
+        out + start,
+        part_maximum,
+        part_denominator,
+        part_numerator,
+        maximum,
+        denominator,
+        numerator,
+        WIDTH,
+        SPLIT,
+    )
 
 
 @triton.jit
@@ -131,6 +174,50 @@ def _merge_kernel(
         denominator += tl.load(part_denominator + part) * rescale
         numerator += tl.load(part_numerator + part * WIDTH + feature, mask=feature < WIDTH, other=0.0) * rescale
     tl.store(out + place * WIDTH + feature, (numerator / denominator).to(tl.bfloat16), mask=feature < WIDTH)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What programs that share a list leave for the merge; empty without a split."""
+
+    splits: int
+    maximum: torch.Tensor
+    """fp32 [splits, queries, H]"""
+    denominator: torch.Tensor
+    """fp32 [splits, queries, H]"""
+    numerator: torch.Tensor
+    """fp32 [splits, queries, H, d]"""
+
+    @classmethod
+    def of(cls, splits: int, queries: int, heads: int, width: int) -> Parts:
+        """Room for the parts of so many queries."""
+        floats: Any = {"dtype": torch.float32, "device": DEVICE}
+        shape = (splits if splits > 1 else 0, queries, heads)
+        return cls(splits, *(torch.empty(*shape, *rest, **floats) for rest in ((), (), (width,))))
+
+    def merge(self, sink: torch.Tensor, out: torch.Tensor) -> None:
+        """Bring the parts to one maximum and add them, the sink first, in the order of the list: bf16 out [...,H,d]."""
+        if self.splits > 1:
+            heads, width = out.shape[-2:]
+            programs = out.shape[:-1].numel()
+            padded = max(16, triton.next_power_of_2(width))
+            _merge_kernel[(programs,)](
+                self.maximum,
+                self.denominator,
+                self.numerator,
+                sink,
+                out,
+                heads,
+                programs,
+                self.splits,
+                WIDTH=width,
+                PADDED=padded,
+            )
+
+
+def head_tile(heads: int, width: int) -> tuple[int, int]:
+    """Heads of a program, and the extent of a head's features, a power of two."""
+    return max(16, min(64, triton.next_power_of_2(heads))), max(16, triton.next_power_of_2(width))
 
 
 def sparse_attention(
@@ -171,21 +258,17 @@ def sparse_attention(
         splits = LIST_SPLITS if queries <= SPLIT_QUERIES else 1
     share = triton.cdiv(triton.cdiv(listed, splits), LIST_TILE.entries) * LIST_TILE.entries
     splits = max(1, triton.cdiv(listed, share)) if share else 1
-    floats: Any = {"dtype": torch.float32, "device": q.device}
-    parts = splits if splits > 1 else 0
-    maximum, denominator = torch.empty(parts, queries, heads, **floats), torch.empty(parts, queries, heads, **floats)
-    numerator = torch.empty(parts, queries, heads, width, **floats)
-    head_block = max(16, min(64, triton.next_power_of_2(heads)))
-    padded = max(16, triton.next_power_of_2(width))
+    parts = Parts.of(splits, queries, heads, width)
+    head_block, padded = head_tile(heads, width)
     _attend_kernel[(queries, triton.cdiv(heads, head_block), splits)](
         q,
         kv,
         indices.to(torch.int32).contiguous(),
         sink,
         out,
-        maximum,
-        denominator,
-        numerator,
+        parts.maximum,
+        parts.denominator,
+        parts.numerator,
         scale,
         heads,
         length,
@@ -200,8 +283,5 @@ def sparse_attention(
         num_warps=8,
         num_stages=LIST_TILE.stages,
     )
-    if splits > 1:
-        _merge_kernel[(queries * heads,)](
-            maximum, denominator, numerator, sink, out, heads, queries * heads, splits, WIDTH=width, PADDED=padded
-        )
+    parts.merge(sink, out)
     return out

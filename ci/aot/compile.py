@@ -23,6 +23,7 @@ os.environ["TRITON_INTERPRET"] = "0"
 os.environ["OPTIMIZED_PLAN_FOR"] = sys.argv[1]
 
 import launches  # noqa: E402
+import stateful_launches  # noqa: E402
 import torch  # noqa: E402
 import triton  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
@@ -97,7 +98,7 @@ def planned() -> list[Specialisation]:
         found.setdefault(made.key, made)
 
     JITFunction.run = record  # type: ignore[method-assign]
-    for plan in launches.PLANS:
+    for plan in (*launches.PLANS, *stateful_launches.PLANS):
         current = plan.name
         plan.call()
     return list(found.values())

@@ -6,6 +6,7 @@ A plan names a call; running it shows which kernels it would launch, with which 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -28,24 +29,35 @@ from optimized import (
     norm,
     quantize,
     rotary,
+    scoring,
+    selection,
     sparse_attention,
 )
 from optimized.config import Config
+from optimized.rows import index_key_format
+from optimized.selection import Listed
 
-PREFILL, DECODE, BATCH = 4096, 1, 64
+SMALL = os.environ.get("LAUNCH_SIZES") == "small"
+"""Set by `traffic.py`, which interprets the launches: then sizes are nearly those of the golden set `tiny`."""
+SMALL_SIZES = {"dim": 512, "window_size": 64, "index_topk": 128}
+"""Where the golden set's would not make several programs share a sum."""
+PREFILL, DECODE, BATCH = (18, 1, 3) if SMALL else (4096, 1, 64)
 """Tokens of a prefill, of one request's decode step, and of a batch of requests."""
-CONTEXT = 65_536
-DEEP_CONTEXT = 1_048_576
-LAYER = 20
+CONTEXT = 144 if SMALL else 65_536
+DEEP_CONTEXT = 200 if SMALL else 1_048_576
+LAYER = 6 if SMALL else 20
 """A layer with ratio 1: what its kernels see differs from the others' in lengths only."""
 
 
-def released_config() -> Config:
-    """The published configuration."""
+def launched_config() -> Config:
+    """The configuration that is published, or the small one."""
+    if SMALL:
+        tiny = json.loads(resources.files("fixtures").joinpath("tiny/config.json").read_text())
+        return Config.from_mapping({**tiny, **SMALL_SIZES})
     return Config.from_mapping(json.loads(resources.files("conformance.configs").joinpath("released.json").read_text()))
 
 
-CONFIG = released_config()
+CONFIG = launched_config()
 
 
 def bf16(*shape: int) -> torch.Tensor:
@@ -136,6 +148,28 @@ def _attention_weights() -> dict[str, torch.Tensor]:
         "wo_b.weight": wo_b,
         "wo_b.scale": wo_b_scale,
     }
+
+
+def _packed_scores(tokens: int, context: int, listed: bool) -> object:
+    """Each token a request of its own, which sees all of its context."""
+    form, heads = index_key_format(CONFIG), CONFIG.index_n_heads
+    seen = torch.full((tokens,), context, dtype=torch.int64, device=DEVICE)
+    asked = scoring.Asked(bf16(tokens, heads, CONFIG.index_head_dim), bf16(tokens, heads), seen, 1)
+    keys = torch.empty(tokens, context, form.bytes, dtype=torch.uint8, device=DEVICE)
+    slots = torch.arange(tokens, device=DEVICE)
+    return list(scoring.packed_scores(asked, form, keys, slots, _listed(tokens) if listed else None))
+
+
+def _listed(tokens: int) -> Listed:
+    blocks = torch.arange(CONFIG.candidate_topk_blocks, dtype=torch.int32, device=DEVICE).expand(tokens, -1)
+    return Listed(blocks.contiguous(), CONFIG.candidate_block_size)
+
+
+def _select_listed(tokens: int) -> object:
+    listed = _listed(tokens)
+    places = listed.blocks.shape[1] * listed.size
+    seen = torch.full((tokens,), places, dtype=torch.int64, device=DEVICE)
+    return selection.best_positions(bf16(tokens, places), CONFIG.index_topk, seen, seen, listed)
 
 
 def _linears(tokens: int) -> list[Plan]:
@@ -240,6 +274,9 @@ def _by_tokens(tokens: int) -> list[Plan]:
             f"select_positions/{tokens}",
             lambda: indexer.select_positions(CONFIG, LAYER, bf16(1, tokens, context), positions),
         ),
+        Plan(f"packed_scores/{tokens}", partial(_packed_scores, tokens, context, False)),
+        Plan(f"packed_scores/candidates/{tokens}", partial(_packed_scores, tokens, context, True)),
+        Plan(f"best_positions/candidates/{tokens}", partial(_select_listed, tokens)),
         Plan(
             f"candidate_mask/{tokens}",
             lambda: candidates.candidate_mask(CONFIG, LAYER, bf16(1, tokens, context), positions),

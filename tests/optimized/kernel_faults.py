@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -14,7 +15,13 @@ class KernelFault:
     old: str
     new: str
     case: str
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Attributes of the module under which the fault shows: tiles so small that the case has several."""
 
+
+SEVERAL_PROGRAMS = {"TILE": 256, "LARGEST_SHARE": 512}
+"""Under which the case below walks its rows by up to three programs of two tiles."""
+SEVERAL_TILES = "indexer/select/released-top-k"
 
 FAULTS = (
     KernelFault(
@@ -122,6 +129,98 @@ FAULTS = (
         "sparse_attention/minus-one/front-middle-end",
     ),
     KernelFault(
+        "split-merged-without-rescale",
+        "sparse_attention",
+        "denominator += tl.load(part_denominator + part) * rescale",
+        "denominator += tl.load(part_denominator + part)",
+        "sparse_attention/running-maximum/in-last-block",
+        {"LIST_SPLITS": 3},
+    ),
+    KernelFault(
+        "carry-lost",
+        "compressor",
+        "range(1, kept + 1)",
+        "range(1, kept)",
+        "compressor/groups-ratio-2/steps-from-the-first-token",
+    ),
+    KernelFault(
+        "carry-by-place-in-the-call",
+        "compressor",
+        "(first + token) % ring",
+        "token % ring",
+        "compressor/groups-ratio-2/continued-in-pieces",
+    ),
+    KernelFault(
+        "carry-of-the-first-slot",
+        "compressor",
+        "slot = tl.load(slots + request)",
+        "slot = tl.load(slots)",
+        "compressor/groups-ratio-2/requests-at-different-positions",
+    ),
+    KernelFault(
+        "shares-of-a-group-not-divided",
+        "compressor",
+        "(tl.exp(gate - largest) / total)",
+        "tl.exp(gate - largest)",
+        "compressor/groups-ratio-2/exactly-one-group",
+    ),
+    KernelFault(
+        "ring-off-by-one",
+        "rows",
+        "(slot * ring + group % ring)",
+        "(slot * ring + (group + 1) % ring)",
+        "attention/window-only/prefill-2-tokens",
+    ),
+    KernelFault(
+        "rows-to-the-first-slot",
+        "rows",
+        "slot = tl.load(slots + request, mask=present, other=0)",
+        "slot = tl.load(slots)",
+        "attention/batch/requests-at-different-positions",
+    ),
+    KernelFault(
+        "scales-of-the-next-row",
+        "rows",
+        "rows + first + CODE_BYTES + group[None, :]",
+        "rows + first + CODE_BYTES + SCALE_BYTES + CODE_BYTES + group[None, :]",
+        "attention/window-only/prefill-2-tokens",
+    ),
+    KernelFault(
+        "scale-of-a-row-for-all-its-groups",
+        "rows",
+        "scale[:, :, None]",
+        "tl.max(scale, axis=1)[:, None, None]",
+        "attention/token-in-window-and-rows/short-prompt",
+    ),
+    KernelFault(
+        "row-turned-by-its-number",
+        "rows",
+        "table = (group * RATIO)[:, None]",
+        "table = group[:, None]",
+        "attention/own-index-keys/even-prompt-one-step",
+    ),
+    KernelFault(
+        "call-not-causal",
+        "packed_attention",
+        "position_of_call <= position",
+        "position_of_call < first + length",
+        "attention/window-only/prefill-one-more-than-window",
+    ),
+    KernelFault(
+        "packed-window-one-too-wide",
+        "packed_attention",
+        "position - window_size + 1",
+        "position - window_size",
+        "attention/window-only/prefill-one-more-than-window",
+    ),
+    KernelFault(
+        "window-of-the-first-slot",
+        "packed_attention",
+        "slot = tl.load(slots + request)",
+        "slot = tl.load(slots)",
+        "attention/batch/requests-at-different-positions",
+    ),
+    KernelFault(
         "heads-without-relu",
         "indexer",
         "tl.where(products < 0.0, 0.0, products)",
@@ -190,5 +289,78 @@ FAULTS = (
         "(compressed * tl.load(multipliers + distance))",
         "(compressed * tl.load(multipliers + distance)).to(tl.int32)",
         "engram/look-back/products-beyond-32-bits",
+    ),
+    KernelFault(
+        "last-tile-lost",
+        "selection",
+        "for start in range(split * share, limit, TILE):\n        place = start + tl.arange(0, TILE)\n        inside",
+        "for start in range(split * share, limit - limit % TILE, TILE):\n"
+        "        place = start + tl.arange(0, TILE)\n        inside",
+        SEVERAL_TILES,
+        SEVERAL_PROGRAMS,
+    ),
+    KernelFault(
+        "ties-of-earlier-programs-not-counted",
+        "selection",
+        "taken += tl.minimum(equal_seen, ties)",
+        "taken += 0",
+        SEVERAL_TILES,
+        SEVERAL_PROGRAMS,
+    ),
+    KernelFault(
+        "last-tie-left-out",
+        "selection",
+        "rank = equal_seen + tl.cumsum(equal, axis=0) - equal",
+        "rank = equal_seen + tl.cumsum(equal, axis=0)",
+        "indexer/select/ties-at-the-last-place",
+    ),
+    KernelFault(
+        "newest-key-not-scored",
+        "scoring",
+        "valid = (position >= 0) & (position < seen)",
+        "valid = (position >= 0) & (position < seen - 1)",
+        "attention/candidate-source-ratio-1/prefill-shorter-than-window",
+    ),
+    KernelFault(
+        "candidates-ignored",
+        "scoring",
+        "if config.uses_candidates(layer_id) else None",
+        "if False else None",
+        "attention/re-indexing/prefill-shorter-than-window",
+    ),
+    KernelFault(
+        "candidate-blocks-shifted",
+        "scoring",
+        "position = block * SIZE + place % SIZE",
+        "position = block * SIZE + (place + 1) % SIZE",
+        "attention/re-indexing/prefill-shorter-than-window",
+    ),
+    KernelFault(
+        "rows-of-the-first-source",
+        "config",
+        "return int(max(earlier))",
+        "return int(min(earlier))",
+        "attention/reusing-ratio-2/prefill-shorter-than-window",
+    ),
+    KernelFault(
+        "mixture-reads-with-its-own-mix",
+        "block",
+        "hyper_connection_read(h, attn_pre,",
+        "hyper_connection_read(h, ffn_pre,",
+        "block/mix-one-sublayer-late-window-only/prefill-single-token",
+    ),
+    KernelFault(
+        "attention-reads-with-its-own-mix",
+        "block",
+        "hyper_connection_read(h, pre,",
+        "hyper_connection_read(h, attn_pre,",
+        "block/mix-one-sublayer-late-source-ratio-2/prefill-single-token",
+    ),
+    KernelFault(
+        "mix-not-handed-on",
+        "stack",
+        "h, pre = block.step(",
+        "h, _ = block.step(",
+        "stack/source-before-reuse-layers-2-3/prefill-single-token",
     ),
 )

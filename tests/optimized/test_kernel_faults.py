@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kernel_faults import FAULTS, KernelFault
+from kernel_faults import FAULTS, SEVERAL_PROGRAMS, SEVERAL_TILES, KernelFault
 
 import conformance.adapters.optimized as shipped_adapter
 import optimized
@@ -22,10 +22,12 @@ from conformance.cases.catalogue import catalogue
 from conformance.fixtures import Fixtures
 from conformance.interface import Implementation
 from conformance.runner import run_case
+from optimized import selection
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="faults are interpreted: some read what is not theirs")
 
 SOURCES = sorted(Path(optimized.__file__).parent.glob("*.py"))
+ADAPTERS = sorted(Path(shipped_adapter.__file__).parent.glob("optimized*.py"))
 KEPT = ("device", "interpreter")
 """Not copied: they have set Triton up for this process."""
 NUMBERS = itertools.count()
@@ -68,16 +70,30 @@ def faulty(fault: KernelFault, folder: Path) -> Implementation:
             text = text.replace(fault.old, fault.new)
         if source.stem not in KEPT:
             (folder / package / source.name).write_text(renamed(text, package), encoding="utf-8")
-    adapter = renamed(Path(shipped_adapter.__file__).read_text(encoding="utf-8"), package)
-    (folder / package / "adapter.py").write_text(adapter, encoding="utf-8")
+    for adapter in ADAPTERS:
+        text = renamed(adapter.read_text(encoding="utf-8"), package)
+        text = text.replace("from conformance.adapters.optimized_", f"from {package}.adapters.optimized_")
+        (folder / package / "adapters").mkdir(exist_ok=True)
+        (folder / package / "adapters" / adapter.name).write_text(text, encoding="utf-8")
     importlib.invalidate_caches()
-    made: Implementation = importlib.import_module(f"{package}.adapter").Optimized()
+    module = importlib.import_module(f"{package}.{fault.module}")
+    for name, value in fault.sizes.items():
+        assert hasattr(module, name)
+        setattr(module, name, value)
+    made: Implementation = importlib.import_module(f"{package}.adapters.optimized").Optimized()
     return made
 
 
 @pytest.mark.parametrize("case", sorted({fault.case for fault in FAULTS}))
 def test_the_kernels_conform(case: str, cases: dict[str, Case]) -> None:
     result = run_case(cases[case], InProcess(shipped_adapter.Optimized()))
+    assert result.status == "PASS", result.message
+
+
+def test_the_kernels_conform_by_several_programs(cases: dict[str, Case], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in SEVERAL_PROGRAMS.items():
+        monkeypatch.setattr(selection, name, value)
+    result = run_case(cases[SEVERAL_TILES], InProcess(shipped_adapter.Optimized()))
     assert result.status == "PASS", result.message
 
 

@@ -157,10 +157,20 @@ WRONG: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         TypeError,
         "scores: expected bf16",
     ),
-    "select-too-many": (
-        lambda: selection.best_positions(bf16(1, 2, 8), 9, positions(1, 2)),
+    "select-less-than-nothing": (
+        lambda: selection.best_positions(bf16(1, 2, 8), -1, positions(1, 2)),
         ValueError,
-        "wanted: 9 of 8 scores",
+        "wanted: expected 0 or more, got -1",
+    ),
+    "select-part-of-a-block": (
+        lambda: selection.best_positions(bf16(1, 2, 8), 2, positions(1, 2), listed=selection.Listed(ints(1, 2, 2), 3)),
+        ValueError,
+        "scores: 8 are no whole blocks of 3",
+    ),
+    "select-into-a-copy": (
+        lambda: selection.best_positions(bf16(1, 2, 8), 2, positions(1, 2), out=ints(1, 2, 4)[..., ::2]),
+        ValueError,
+        "out: not contiguous",
     ),
     "candidates-positions": (
         lambda: candidates.candidate_mask(CONFIG, INDEXED, bf16(1, 2, 8), positions(1, 3)),

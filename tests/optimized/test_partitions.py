@@ -1,8 +1,8 @@
-"""Work that is shared between programs gives what one program gives: splits of a sum or a list, blocks of positions."""
+"""Work that is shared between programs gives what one program gives: splits of a sum or a list."""
 
 from __future__ import annotations
 
-from optimized.device import DEVICE, INTERPRETED
+from optimized.device import DEVICE
 
 # ruff: isort: split
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 from conformance.config import ModelConfig
 from conformance.fixtures import Fixtures
 from conformance.judge.components import engram as judged
-from optimized import engram, linear, selection, sparse_attention
+from optimized import engram, linear, sparse_attention
 from optimized.config import Config
 
 GENERATOR = torch.Generator().manual_seed(11)
@@ -72,59 +72,6 @@ def test_a_split_list_is_attended_as_a_whole(splits: int) -> None:
     assert ((found - expected).abs() <= (2.0**-9 + 2.0**-9 + 2.0**-13) * magnitude).all()
     assert not found[3].any()
     assert found[:3].abs().amax(dim=(1, 2)).min() > 0
-
-
-def expected_positions(scores: torch.Tensor, wanted: int, visible: torch.Tensor) -> torch.Tensor:
-    """By a stable sort in float64, NaN first; -0 equals +0."""
-    keys = torch.where(scores.isnan(), torch.tensor(float("inf")).double(), scores.double())
-    nan_first = torch.where(scores.isnan(), 0, 1)
-    rows = []
-    for key, first, limit in zip(keys, nan_first, visible.tolist(), strict=True):
-        order = np.lexsort((np.arange(len(key)), -key.numpy(), first.numpy()))[:wanted]
-        chosen = np.sort(order)
-        rows.append(torch.from_numpy(np.where(chosen < limit, chosen, -1)).int())
-    return torch.stack(rows)
-
-
-def rows_of_scores(count: int) -> torch.Tensor:
-    """Random, many ties, all equal, all NaN, some NaN, signed zeros, infinities, mostly -inf."""
-    scores = torch.randn(8, count, generator=GENERATOR).bfloat16()
-    scores[1] = torch.randint(0, 4, (count,), generator=GENERATOR).bfloat16()
-    scores[2] = 1.5
-    scores[3] = float("nan")
-    scores[4, ::7] = float("nan")
-    scores[5] = torch.where(torch.arange(count) % 2 == 0, -0.0, 0.0)
-    scores[6, ::5] = float("inf")
-    scores[6, 1::5] = float("-inf")
-    scores[7, 3:] = float("-inf")
-    return scores
-
-
-@pytest.mark.parametrize(("count", "wanted"), [(1, 1), (100, 100), (100, 7), (9000, 512)])
-def test_selection_is_exact_with_the_stated_ties(count: int, wanted: int) -> None:
-    scores = rows_of_scores(count)
-    visible = torch.tensor([count, count, count // 2, count, count, count, count, count])
-    found = selection.best_positions(scores[None].to(DEVICE), wanted, visible[None].to(DEVICE))[0].cpu()
-    # Positions are ascending; those not visible follow from their place, not from their score.
-    assert torch.equal(found, expected_positions(scores, wanted, visible))
-
-
-def test_selection_of_a_million_positions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The best are planted across blocks; ties at the boundary go to the earliest."""
-    if INTERPRETED:
-        monkeypatch.setattr(selection, "BLOCK", 1 << 16)
-    count, wanted = 2**20, 8
-    scores = torch.zeros(1, 1, count, dtype=torch.bfloat16)
-    planted = torch.tensor([0, 65_535, 65_536, 777_777, count - 1])
-    scores[0, 0, planted] = torch.tensor([3.0, 1.0, 2.0, 5.0, 4.0]).bfloat16()
-    found = selection.best_positions(scores.to(DEVICE), wanted, torch.tensor([[count]]).to(DEVICE))
-    assert found[0, 0].tolist() == sorted([*planted.tolist(), 1, 2, 3])
-
-
-def test_marking_leaves_out_what_is_not_there() -> None:
-    scores = torch.tensor([[[1.0, float("-inf"), 2.0, float("-inf")]]]).bfloat16().to(DEVICE)
-    assert selection.mark_best(scores, 3).tolist() == [[[True, False, True, False]]]
-    assert selection.mark_best(scores, 1).tolist() == [[[False, False, True, False]]]
 
 
 @pytest.mark.parametrize("name", ["tiny", "released"])
