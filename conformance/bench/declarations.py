@@ -24,7 +24,7 @@ SETS = ("small", "decode", "prefill")
 RELEASED = ("decode", "prefill")
 ROOFS = ("copy", "matmul")
 BYTES = ("moved", "weights", "packed")
-LARGEST_SIZE = 1 << 26
+LARGEST_SIZE = 1 << 22
 SHAPES_FILE = "shapes.toml"
 
 
@@ -77,18 +77,35 @@ class Declaration:
         """Inputs and bounds.
 
         Raises:
-            ConformanceError: sizes that the kernel cannot have, or one is missing.
+            ConformanceError: sizes that the kernel cannot have or does not know, or one is missing.
         """
+        sizes = _Asked(self.sizes)
         try:
-            return KERNELS[self.kernel](self.sizes)
+            made = KERNELS[self.kernel](sizes)
         except (SizesError, ConformanceError) as error:
             raise ConformanceError(f"{self.id}: {error}") from error
         except KeyError as error:
             raise ConformanceError(f"{self.id}: the size {error} is missing") from error
+        except MemoryError as error:
+            raise ConformanceError(f"{self.id}: the memory is too small for these sizes") from error
+        _only(f"{self.id}: sizes", self.sizes, sizes.asked)
+        return made
 
     def goal_on(self, device: str) -> Goal | None:
         """The goal, if there is one for this device."""
         return self.goal if self.goal_device and device.startswith(self.goal_device) else None
+
+
+class _Asked(dict[str, int]):
+    """Sizes that remember which of them a kernel has asked for."""
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        super().__init__(sizes)
+        self.asked: set[str] = set()
+
+    def __getitem__(self, name: str) -> int:
+        self.asked.add(name)
+        return super().__getitem__(name)
 
 
 def read(path: Path | None = None) -> list[Declaration]:
@@ -103,12 +120,15 @@ def read(path: Path | None = None) -> list[Declaration]:
         parsed = tomllib.loads(source.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConformanceError(f"{label}: cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConformanceError(f"{label}: {one_line(str(error))}") from error
-    _only(f"{label}:", parsed, {"goals", "shape"})
+    _only(label, parsed, {"goals", "shape"})
     goals, entries = parsed.get("goals", {}), parsed.get("shape", [])
     if not isinstance(entries, list) or not entries or not isinstance(goals, dict):
         raise ConformanceError(f"{label}: no [[shape]] in it")
+    if not all(isinstance(value, str) for value in goals.values()):
+        raise ConformanceError(f"{label}: [goals] has texts, device and source")
+    _only(f"{label}: [goals]", goals, {"device", "source"})
     made = [_declaration(f"{label}: shape {number + 1}", entry, goals) for number, entry in enumerate(entries)]
     seen: set[str] = set()
     for declaration in made:

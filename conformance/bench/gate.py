@@ -103,8 +103,15 @@ def aliased(returned: Any, inputs: Sequence[Any]) -> bool:
     """Whether a result lies in the memory of an input, which must not be overwritten."""
     values = returned if isinstance(returned, tuple | list) else (returned,)
     arrays = [value for value in values if isinstance(value, np.ndarray)]
-    held = {value.untyped_storage().data_ptr() for value in inputs if isinstance(value, torch.Tensor) and value.numel()}
-    if any(isinstance(v, torch.Tensor) and v.numel() and v.untyped_storage().data_ptr() in held for v in values):
+    held = {_memory(value) for value in inputs if isinstance(value, torch.Tensor)} - {None}
+    if any(isinstance(value, torch.Tensor) and _memory(value) in held for value in values):
         return True
     given = [value for value in inputs if isinstance(value, np.ndarray)]
     return any(np.may_share_memory(array, value) for array in arrays for value in given)
+
+
+def _memory(tensor: torch.Tensor) -> int | None:
+    """Where a tensor's elements lie; None if it has none, or is of a kind without memory in one piece."""
+    with suppress(NotImplementedError):
+        return tensor.untyped_storage().data_ptr() if tensor.numel() else None
+    return None

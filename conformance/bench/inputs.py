@@ -50,9 +50,13 @@ class Inputs:
 
     def __init__(self, problem: Problem, subject: Subject) -> None:
         self._problem, self._subject = problem, subject
+        free = subject.device.free_bytes()
+        if free is not None and problem.counts.moved > free:
+            # Said before any input is made.
+            moved = scaled(problem.counts.moved, "B")
+            raise TooLarge(f"its arguments and results take {moved}, and {scaled(free, 'B')} are free")
         shared, own = nbytes(problem.shared), nbytes(problem.own(0, problem.which(0)))
         wanted = COLD * subject.device.cache
-        free = subject.device.free_bytes()
         # The results, and what an implementation keeps for itself, need room too.
         fitting = MOST if free is None else (free // 2 - shared) // max(1, own)
         if fitting < FEWEST:

@@ -30,6 +30,8 @@ SAMPLE_SECONDS = {"cpu": 0.01, "cuda": 0.001}
 MOST_CALLS = 512
 GRAPHED_BELOW = 200e-6
 """A call that takes less on a GPU is replayed from a graph."""
+NOT_CALLED: Any = object()
+"""In place of a result: None is something that a port may return."""
 
 
 class Run:
@@ -37,6 +39,7 @@ class Run:
 
     Attributes:
         samples: seconds a call.
+        failed: why a timed call has no time.
         how: what the time is of.
     """
 
@@ -44,11 +47,12 @@ class Run:
         self.subject, self.problem, self.inputs = subject, problem, inputs
         subject.afresh()
         self._calls = [problem.bind(subject.implementation, given) for given in inputs.sets]
-        self._returned: list[Any] = [None] * len(self._calls)
+        self._returned: list[Any] = [NOT_CALLED] * len(self._calls)
         self._next = 0
         self._calls_a_sample = 1
         self._replay: Callable[[], None] | None = None
         self.samples: list[float] = []
+        self.failed: Refused | None = None
         self.how = "events" if subject.device.kind == "cuda" else "perf_counter"
 
     def call(self) -> None:
@@ -82,8 +86,10 @@ class Run:
         """Judge what the last calls returned, and what became of their inputs.
 
         Raises:
-            Refused: something is wrong with it, or an input was modified.
+            Refused: something is wrong with it, a timed call raised, or an input was modified.
         """
+        if self.failed is not None:
+            raise self.failed
         name = self.inputs.changed()
         if name:
             raise Refused(f"the input {name} was modified in place")
@@ -91,7 +97,7 @@ class Run:
 
     def _judge_results(self) -> None:
         for number, returned in enumerate(self._returned):
-            if returned is not None:
+            if returned is not NOT_CALLED:
                 gate.judge(self.problem, self.subject.description, number, returned)
 
     def warm_up(self, timer: Timer) -> None:
@@ -123,7 +129,7 @@ class Run:
     def record(self) -> None:
         """Record a sample's calls as a graph, where the subject can be."""
         graph = torch.cuda.CUDAGraph()
-        self._next, self._returned = 0, [None] * len(self._calls)
+        self._next, self._returned = 0, [NOT_CALLED] * len(self._calls)
         try:
             with torch.cuda.graph(graph):
                 for _ in range(self._calls_a_sample):
@@ -131,17 +137,17 @@ class Run:
         except Exception:
             # A port that asks the device for a number, say: its calls are timed from Python.
             torch.cuda.synchronize()
-            self._returned = [None] * len(self._calls)
+            self._returned = [NOT_CALLED] * len(self._calls)
             return
         self._replay, self.how = graph.replay, "graph"
 
     def poison(self) -> None:
         """Overwrite what was returned, and forget it unless a graph writes it again."""
         for returned in self._returned:
-            if returned is not None:
+            if returned is not NOT_CALLED:
                 gate.poison(returned)
         if self._replay is None:
-            self._returned = [None] * len(self._calls)
+            self._returned = [NOT_CALLED] * len(self._calls)
 
     def sample(self, timer: Timer) -> None:
         """Overwrite what was returned, and take one sample."""
@@ -157,7 +163,10 @@ class Run:
                 self.call()
 
         with self.subject.surroundings():
-            return float(self._guarded(lambda: timer(work))) / calls
+            try:
+                return float(self._guarded(lambda: timer(work))) / calls
+            except Unsupported as reason:
+                raise Refused(f"unsupported only once it was timed: {in_one_line(reason)}") from reason
 
     def _guarded(self, function: Callable[[], Any]) -> Any:
         try:
@@ -171,16 +180,26 @@ class Run:
 def take_samples(runs: Sequence[Run], timer: Timer, samples: int = SAMPLES) -> None:
     """Samples of all by turns, so that what changes on the machine changes for all; each was checked before.
 
-    Raises:
-        Refused: a call raised.
+    One whose call raises is left out from then on, which `Run.judge` tells: the others are measured all the same.
     """
-    for run in runs:
+    left = list(runs)
+
+    def each(step: Callable[[Run], None]) -> None:
+        for run in list(left):
+            try:
+                step(run)
+            except Refused as reason:
+                run.failed = reason
+                left.remove(run)
+
+    def prepare(run: Run) -> None:
         run.warm_up(timer)
         if run.subject.device.kind == "cuda" and run.short:
             run.record()
+
+    each(prepare)
     start = time.perf_counter()
     for taken in range(samples):
-        if taken >= FEWEST_SAMPLES and time.perf_counter() - start > SECONDS * len(runs):
+        if taken >= FEWEST_SAMPLES and time.perf_counter() - start > SECONDS * len(left):
             break
-        for run in runs:
-            run.sample(timer)
+        each(lambda run: run.sample(timer))

@@ -73,12 +73,16 @@ def declared(options: BenchOptions, kind: Kind) -> list[Declaration]:
     Raises:
         ConformanceError: no such kernel, shapes or file.
     """
-    shapes = options.shapes or DEFAULT_SHAPES[kind]
+    shapes = DEFAULT_SHAPES[kind] if options.shapes is None else options.shapes
     if shapes in SHAPE_SETS:
         return declarations.select(declarations.read(), SHAPE_SETS[shapes], options.kernels)
     if not Path(shapes).is_file():
         raise ConformanceError(f"--shapes {one_line(shapes)}: neither {', '.join(SHAPE_SETS)} nor a file")
-    return declarations.select(declarations.read(Path(shapes)), declarations.SETS, options.kernels)
+    chosen = declarations.select(declarations.read(Path(shapes)), declarations.SETS, options.kernels)
+    for declaration in chosen:
+        # Sizes that a kernel cannot have are told before anything is measured.
+        declaration.problem()
+    return chosen
 
 
 def bench(options: BenchOptions, show: Show) -> int:
@@ -104,7 +108,9 @@ def bench(options: BenchOptions, show: Show) -> int:
                 f"{one_line(next(iter(stored)))}: holds none of these benchmarks as they are declared now"
             )
         past = {} if options.history is None else store.history(options.history, device.name)
-        subject = open_subject(options.target or DEFAULT_TARGETS[device.kind], device, options.agreed)
+        subject = open_subject(
+            DEFAULT_TARGETS[device.kind] if options.target is None else options.target, device, options.agreed
+        )
         rivals = [open_subject(name, device, options.agreed) for name in options.against if not _is_file(name)]
         report = _measure(subject, rivals, stored, wanted, allowed, show)
         if "json" in written:

@@ -100,7 +100,12 @@ def _run(arguments: Sequence[str], expected: int = 0) -> _Ran:
         start = time.perf_counter()
         process = subprocess.Popen([sys.executable, "-m", *arguments], stdout=output, stderr=errors)
         # What a process used is known to whoever waits for it, and only once.
-        _, status, usage = os.wait4(process.pid, 0)
+        try:
+            _, status, usage = os.wait4(process.pid, 0)
+        except KeyboardInterrupt:
+            process.kill()
+            process.wait()
+            raise
         seconds = time.perf_counter() - start
         process.returncode = code = os.waitstatus_to_exitcode(status)
         output.seek(0)

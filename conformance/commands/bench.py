@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -63,17 +65,34 @@ def bench(
     from conformance.bench import report, run
     from conformance.errors import ConformanceError
     from conformance.report.terminal import make_console
+    from conformance.tensors import one_line
 
     if kernels and kernels[0] == SUITE:
         from conformance.bench import suite
 
+        of_kernels = {
+            "--target": target,
+            "--device": device,
+            "--shapes": shapes,
+            "--against": against,
+            "--fail-if-slower": fail_if_slower,
+            "--counts": counts,
+            "--html": html,
+            "--history": history,
+            "--yes": yes,
+        }
+        for name, given in of_kernels.items():
+            if given:
+                raise ConformanceError(f"{name} is for kernels, not for `bench {SUITE}`")
         parts = tuple(kernels[1:])
         options_of_suite = suite.SuiteOptions(parts, suite.parse_lengths(lengths) if lengths else suite.LENGTHS, json)
-        return suite.bench(options_of_suite, make_console())
+        return _told_if_interrupted(lambda: suite.bench(options_of_suite, make_console()))
     if lengths is not None:
         raise ConformanceError(f"--lengths is for `bench {SUITE}`")
     if history is not None and html is None:
         raise ConformanceError("--history is drawn in the page of --html")
+    if json is not None and html is not None and json.resolve() == html.resolve():
+        raise ConformanceError(f"--json and --html name the same file: {one_line(str(json))}")
     options = run.BenchOptions(
         tuple(kernels or ()),
         target,
@@ -88,6 +107,18 @@ def bench(
     )
     console = make_console()
     if counts:
+        if json is not None or html is not None:
+            raise ConformanceError("--counts measures nothing that --json or --html could hold")
         report.print_counts(console, run.declared(options, device or "cpu"))
         return 0
-    return run.bench(options, report.Terminal(console))
+    return _told_if_interrupted(lambda: run.bench(options, report.Terminal(console)))
+
+
+def _told_if_interrupted(work: Callable[[], int]) -> int:
+    from conformance.check import INTERRUPTED
+
+    try:
+        return work()
+    except KeyboardInterrupt:
+        print("conformance: interrupted; files of earlier runs are as they were", file=sys.stderr)
+        return INTERRUPTED

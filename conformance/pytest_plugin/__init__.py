@@ -6,8 +6,10 @@ everything else waits until a run asks for it.
 
 from __future__ import annotations
 
+import argparse
 import math
 import os
+from contextlib import suppress
 
 import pytest
 
@@ -56,10 +58,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 <= seconds < math.inf:
-        raise ValueError(text)
-    return seconds
+    with suppress(ValueError):
+        seconds = float(text)
+        if 0 <= seconds < math.inf:
+            return seconds
+    raise argparse.ArgumentTypeError(f"{text!r}: expected seconds, 0 or more")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -74,6 +74,28 @@ class RaisingOnceTimed(Counting):
         raise MemoryError("no room")
 
 
+class UnsupportedOnceTimed(Counting):
+    def answer(self, x: Any, weight: Any, eps: float) -> Any:
+        raise conformance.Unsupported("not now")
+
+
+class Nothing(Right):
+    """Returns before there is a result."""
+
+    def rms_norm(self, x: Any, weight: Any, eps: float) -> Any:
+        return None
+
+
+class Sparse(Right):
+    def rms_norm(self, x: Any, weight: Any, eps: float) -> Any:
+        return super().rms_norm(x, weight, eps).to_sparse()
+
+
+class Interrupted(Right):
+    def rms_norm(self, x: Any, weight: Any, eps: float) -> Any:
+        raise KeyboardInterrupt
+
+
 class Remembering(Right):
     """Answers from memory what it was asked before: right, without any work."""
 

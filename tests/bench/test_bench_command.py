@@ -41,6 +41,9 @@ def test_a_right_port_gets_a_number(run: Run, port: str, tmp_path: Path) -> None
         ("LazyOnceTimed", "out (composed)"),
         ("WrongOnceTimed", "elements beyond their bound"),
         ("RaisingOnceTimed", "MemoryError: no room"),
+        ("UnsupportedOnceTimed", "unsupported only once it was timed: Unsupported: not now"),
+        ("Nothing", "out: TypeError: a NoneType is neither torch, numpy nor DLPack"),
+        ("Sparse", "out: RuntimeError"),
         ("Remembering", "elements beyond their bound"),
         ("InPlace", "the input x was modified in place"),
         ("InsideItsInput", "a result lies in the memory of an input"),
@@ -70,6 +73,30 @@ def test_two_subjects_are_measured_by_turns(run: Run) -> None:
     assert "against bench_ports:Slow: " in done.out
     assert "times as fast (2" in done.out
     assert "against bench_ports:Wrong: refused: out (composed)" in done.out
+
+
+def test_a_rival_that_fails_while_it_is_timed_leaves_the_subject_its_number(run: Run) -> None:
+    done = run("--target", "bench_ports:Right", *TINY, "--against", "bench_ports:RaisingOnceTimed")
+    assert done.code == 0
+    assert "against bench_ports:RaisingOnceTimed: refused: the call raised MemoryError: no room" in done.out
+    assert "1 measured" in done.out
+
+
+def test_an_interrupted_run_leaves_earlier_files(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "times.json").write_text("earlier")
+    done = run("--target", "bench_ports:Interrupted", *TINY, "--json", "times.json")
+    assert done.code == 130
+    assert done.err == "conformance: interrupted; files of earlier runs are as they were\n"
+    assert (tmp_path / "times.json").read_text() == "earlier"
+
+
+def test_sizes_are_told_before_anything_is_measured(run: Run, tmp_path: Path) -> None:
+    declared = (tmp_path / "tiny.toml").read_text()
+    odd = '[[shape]]\nkernel = "quantize_fp8"\nname = "odd"\nset = "small"\nsizes = { tokens = 8, width = 33 }\n'
+    (tmp_path / "odd.toml").write_text(declared + odd)
+    done = run("--target", "bench_ports:Right", "--shapes", "odd.toml")
+    assert "quantize_fp8/odd: width = 33 is not a multiple of 32" in done.error
+    assert done.out == ""
 
 
 def test_a_slowed_kernel_is_flagged_against_its_baseline(run: Run) -> None:
@@ -109,6 +136,11 @@ def test_another_device_is_not_compared(run: Run, tmp_path: Path) -> None:
         (("--target", "dir:x"), "a folder was filled elsewhere"),
         (("--target", "bench_ports:Interpreted"), "its kernels are interpreted here"),
         (("--target", "bench_ports:None"), "bench_ports:None"),
+        (("--target", ""), "unknown target ''"),
+        (("--shapes", ""), "--shapes : neither small"),
+        (("suite", "start", "--html", "page.html"), "--html is for kernels, not for `bench suite`"),
+        (("--counts", "--json", "times.json"), "--counts measures nothing that --json or --html could hold"),
+        (("--json", "one", "--html", "./one"), "--json and --html name the same file: one"),
         (("--shapes", "no-such"), "--shapes no-such: neither small, decode, prefill, released nor a file"),
         (("no_such_kernel",), "no kernel no_such_kernel at small shapes: compressed_rows, engram_hash"),
         (("--fail-if-slower", "10%"), "--fail-if-slower needs one stored baseline: --against FILE.json"),
@@ -134,10 +166,21 @@ def test_counts_run_nothing(run: Run) -> None:
 
 
 def test_too_large_for_the_machine(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(DEVICE), "free_bytes", lambda self: 1 << 10)
+    monkeypatch.setattr(type(DEVICE), "free_bytes", lambda self: 3 << 10)
     done = run("--target", "bench_ports:Right", *TINY)
     assert done.code == 1
-    assert "skipped: its inputs take 2.18 kB, more than half of the 1.02 kB that are free" in done.out
+    assert "skipped: its inputs take 2.18 kB, more than half of the 3.07 kB that are free" in done.out
+
+
+def test_far_too_large_for_the_machine(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(DEVICE), "free_bytes", lambda self: 1 << 30)
+    declared = (tmp_path / "tiny.toml").read_text()
+    (tmp_path / "tiny.toml").write_text(
+        declared.replace("tokens = 8", f"tokens = {1 << 22}").replace("= 64", "= 65536")
+    )
+    done = run("--target", "bench_ports:Right", *TINY)
+    assert done.code == 1
+    assert "skipped: its arguments and results take 1.1 TB, and " in done.out
 
 
 def test_the_page(run: Run, tmp_path: Path) -> None:

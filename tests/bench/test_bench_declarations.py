@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from bench_problems import SMALL
 
 from conformance.bench import declarations
 from conformance.bench.kernels import KERNELS
+from conformance.bench.problem import Problem
 from conformance.errors import ConformanceError
 
 ALL = declarations.read()
@@ -72,6 +74,8 @@ def test_selection() -> None:
         (GOOD + 'goal = { percent = 5, of = "sky" }\n', "goal: of is one of copy, matmul"),
         (GOOD + "goal = { percent = -5 }\n", "goal: percent is a number above 0"),
         ("shape = 3\n", "no [[shape]] in it"),
+        ("shape = " + "[" * 5000, "shapes.toml: maximum recursion depth"),
+        ("[goals]\ndevice = 3\n" + GOOD, "[goals] has texts, device and source"),
         ("other = 3\n" + GOOD, "other is not one of goals, shape"),
     ],
 )
@@ -88,6 +92,7 @@ def test_damaged_files(tmp_path: Path, text: str, why: str) -> None:
     ("kernel", "sizes", "why"),
     [
         ("gate", {"tokens": 1, "width": 32}, "the size 'experts' is missing"),
+        ("rms_norm", {"tokens": 1, "width": 32, "eps": 1}, "x: sizes: eps is not one of tokens, width"),
         ("quantize_fp8", {"tokens": 1, "width": 33}, "width = 33 is not a multiple of 32"),
         ("experts", {"tokens": 1, "width": 32, "inner": 32, "experts": 9}, "not 8 kinds of experts"),
         ("sparse_attention", {"requests": 2, "tokens": 2, "heads": 8, "rows": 8, "listed": 4}, "one of the first is 1"),
@@ -97,3 +102,12 @@ def test_sizes_that_a_kernel_cannot_have(kernel: str, sizes: dict[str, int], why
     with pytest.raises(ConformanceError, match="x: ") as refused:
         declarations.Declaration(kernel, "x", "small", sizes).problem()
     assert why in str(refused.value)
+
+
+def test_sizes_beyond_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusing(sizes: Mapping[str, int]) -> Problem:
+        raise MemoryError("Unable to allocate 16.0 TiB")
+
+    monkeypatch.setattr(declarations, "KERNELS", {"rms_norm": refusing})
+    with pytest.raises(ConformanceError, match="rms_norm/x: the memory is too small for these sizes"):
+        declarations.Declaration("rms_norm", "x", "small", {}).problem()

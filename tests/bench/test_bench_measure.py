@@ -147,7 +147,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[Implementation], Run]:
         def again() -> None:
             """What a replay does: the recorded memory is written again, by the same calls."""
             for number, returned in enumerate(run._returned):
-                if returned is not None:
+                if returned is not measure.NOT_CALLED:
                     returned.copy_(run._calls[number]())
 
         monkeypatch.setattr(Graph, "recorded", staticmethod(again))

@@ -76,6 +76,8 @@ def test_entries_of_others_are_left_out(tmp_path: Path) -> None:
         ({"stats": None}, "benchmark 0: stats hold no times above 0"),
         ({"stats": {"data": [0.0]}}, "benchmark 0: stats hold no times above 0"),
         ({"stats": {"data": [float("nan")]}}, "benchmark 0: stats hold no times above 0"),
+        ({"stats": {"data": [1e308]}}, "benchmark 0: stats hold no times above 0"),
+        ({"stats": {"data": [10**400]}}, "benchmark 0: stats hold no times above 0"),
         ({"stats": {"data": [True]}}, "benchmark 0: stats hold no times above 0"),
         ({"stats": {"median": 1.0}}, "benchmark 0: stats hold no times above 0"),
     ],

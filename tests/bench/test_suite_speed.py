@@ -1,6 +1,8 @@
 """`conformance bench suite`: what is measured and how it is shown; never how long it took."""
 
 import json
+import signal
+import subprocess
 
 import pytest
 from rich.console import Console
@@ -70,6 +72,25 @@ def test_a_run_that_fails_is_an_error_and_no_time(monkeypatch):
     monkeypatch.setattr(suite, "STARTS", ((("check", "no-such-target"), 0),))
     with pytest.raises(ConformanceError, match=r"exit code 2, expected 0: .*unknown target"):
         measured("start")
+
+
+def test_an_interrupted_run_leaves_no_process(monkeypatch, capsys):
+    started = []
+
+    class Noting(subprocess.Popen):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            started.append(self)
+
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(suite.subprocess, "Popen", Noting)
+    monkeypatch.setattr(suite.os, "wait4", interrupted)
+    monkeypatch.setattr(suite, "STARTS", ((("check", "reference", "--level", "full"), 0),))
+    assert bench(["suite", "start"]) == 130
+    assert "conformance: interrupted" in capsys.readouterr().err
+    assert [process.returncode for process in started] == [-signal.SIGKILL]
 
 
 def test_every_unit_can_be_probed():

@@ -144,7 +144,7 @@ def test_an_explanation_that_cannot_be_had_costs_nothing_of_the_failure(
 def test_seconds_that_are_none_are_refused(run_pytest: Pytest, seconds: str) -> None:
     result = run_pytest("Good", f"--conformance-explain={seconds}")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*--conformance-explain*"])
+    result.stderr.fnmatch_lines(["*--conformance-explain*expected seconds*"])
 
 
 @pytest.mark.parametrize(

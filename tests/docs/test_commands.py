@@ -27,7 +27,7 @@ NOT_RUN = {
     r"^sbatch ": "needs Slurm",
     r"^(git clone|pip install|gcc|nvcc) ": "changes the machine, or needs a compiler",
     r"\breference( --level full)?( --html \S+| --json \S+)*$": "the whole of the reference: `make check`",
-    r"^conformance (record|checkpoint|tokenizer|noise-floor|lock|bench) ": "needs what this machine does not have",
+    r"^conformance (record|checkpoint|tokenizer|noise-floor|lock) ": "needs what this machine does not have",
     r"\bPATH/TO\b|<[a-z-]+>|\.\.\.": "a reader fills something in",
 }
 """Commands that are shown but not run, by a pattern, with the reason."""
