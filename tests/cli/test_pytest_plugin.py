@@ -103,6 +103,15 @@ class CombTransposed(Reference):
 """
 PLENTY = 600.0
 """Seconds: no test may depend on how much can be tried in a time."""
+
+
+@pytest.fixture(autouse=True)
+def outside_of_ci(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one of these set, pytest repeats whole failures in its summary."""
+    for name in ("CI", "BUILD_NUMBER"):
+        monkeypatch.delenv(name, raising=False)
+
+
 NAMED = "your values equal ours with: The write sums over the second index of the mixing matrix"
 
 
@@ -316,9 +325,7 @@ def repository(tmp_path: Path) -> Path:
 
 
 def start(repository: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    # With CI set, pytest repeats whole failures in its summary.
-    ours = ("PYTEST", "GITHUB", "CI", "BUILD_NUMBER")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "GITHUB"))}
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
         cwd=repository,
