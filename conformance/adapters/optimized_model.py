@@ -9,7 +9,7 @@ import torch
 import optimized.block
 import optimized.model
 import optimized.stack
-from conformance.adapters.optimized_state import LayerStateful, SavedLayer
+from conformance.adapters.optimized_state import LayerStateful, SavedLayer, begin
 from conformance.interface import Array, Stateful, Weights
 from optimized.block import Taps
 from optimized.config import Config
@@ -50,9 +50,11 @@ class LayersStateful(Stateful):
         self.layers = {layer_id: LayerStateful(runtime, layer_id) for layer_id in layer_ids}
 
     def begin(self, start_pos: Array, length: int) -> Batch:
-        """The next call."""
-        batches = [layer.begin(start_pos, length) for layer in self.layers.values()]
-        return batches[-1]
+        """The next call, one batch for all layers."""
+        batch = begin(self.runtime, start_pos, length)
+        for layer in self.layers.values():
+            layer.ends = (start_pos + length).tolist()
+        return batch
 
     def roll_back(self, end: Array) -> None:
         """Go back in every layer."""

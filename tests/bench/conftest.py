@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-from bench_runs import DEVICE, Outcome, Run
+from bench_runs import DEVICE
+from cli_runs import Outcome, Run, outcome_of
 
-from conformance import cli
 from conformance.bench import devices, inputs, measure, roofs
 
 SHAPES = """
@@ -43,12 +42,6 @@ def run(quick: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     (tmp_path / "tiny.toml").write_text(SHAPES)
 
     def call(*arguments: str) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["conformance", "bench", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        captured = capsys.readouterr()
-        assert "Traceback" not in captured.out + captured.err
-        assert isinstance(ended.value.code, int)
-        return Outcome(ended.value.code, captured.out, captured.err)
+        return outcome_of(("bench", *arguments), monkeypatch, capsys)
 
     return call

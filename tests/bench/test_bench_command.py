@@ -9,7 +9,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from bench_runs import DEVICE, Run
+from bench_runs import DEVICE
+from cli_runs import Run
 
 TINY = ("--shapes", "tiny.toml")
 

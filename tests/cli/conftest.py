@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import cli_ports
 import pytest
-from cli_runs import Outcome, Run
+from cli_runs import Outcome, Run, outcome_of
 
-from conformance import cli
 from conformance.cases import catalogue
 from conformance.cases.case import Case
 from conformance.fixtures import Fixtures
@@ -37,12 +35,6 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
         if arguments[:1] == ("check",) and "--explain" not in arguments:
             # Naming the mistake behind each failure takes seconds, and has tests of its own.
             arguments = (*arguments, "--explain", "0")
-        monkeypatch.setattr(sys, "argv", ["conformance", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        captured = capsys.readouterr()
-        assert "Traceback" not in captured.out + captured.err
-        assert isinstance(ended.value.code, int)
-        return Outcome(ended.value.code, captured.out, captured.err)
+        return outcome_of(arguments, monkeypatch, capsys)
 
     return call

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+
+import pytest
+
+from conformance import cli
 
 
 @dataclass(frozen=True)
@@ -24,3 +29,16 @@ class Outcome:
 
 
 Run = Callable[..., Outcome]
+
+
+def outcome_of(
+    arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Outcome:
+    """Call `conformance` with arguments in this process."""
+    monkeypatch.setattr(sys, "argv", ["conformance", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.out + captured.err
+    assert isinstance(ended.value.code, int)
+    return Outcome(ended.value.code, captured.out, captured.err)
