@@ -8,11 +8,12 @@ import torch
 
 from optimized.compressor import Compressor
 from optimized.config import Config
-from optimized.linear import grouped_linear_bf16, linear_bf16, linear_fp8, scaled_product
+from optimized.linear import linear_bf16, linear_fp8, scaled_product
 from optimized.norm import rms_norm, rms_norm_quantize_fp8
+from optimized.output_projection import project_turned_back
 from optimized.packed_attention import packed_attention
 from optimized.quantize import FP8_GROUP, dequantize_fp8_weight, quantize_fp8
-from optimized.rotary import rotate, rotate_at
+from optimized.rotary import rotary_tables, rotate, rotate_at
 from optimized.rows import write_rows
 from optimized.runtime import Batch, LayerState, Runtime
 from optimized.scoring import publish_selection
@@ -44,8 +45,9 @@ def attention_output(
     config: Config, layer_id: int, weights: Weights, o: torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor:
     """bf16 o [B,T,H,d] of the sparse attention -> turned back, projected, bf16 [B,T,D] (numerics.md 6, item 6)."""
-    o = rotate(config, layer_id, o, positions, inverse=True)
-    low = grouped_linear_bf16(o.flatten(-2), grouped_weight(weights), config.o_groups)
+    tables = rotary_tables(config, layer_id, positions.flatten())
+    places = torch.arange(positions.numel(), device=positions.device).view(positions.shape)
+    low = project_turned_back(o, *tables, places, grouped_weight(weights), config.o_groups)
     return linear_fp8(low, weights["wo_b.weight"], weights["wo_b.scale"])
 
 
@@ -79,8 +81,7 @@ class Attention:
         if call_rows is not None:
             # Only now: earlier tokens of the call needed the rows that its later ones overwrite.
             self._write_window(runtime, batch, kv, batch.slots, state.window)
-        o = rotate_at(o, *runtime.rotary(layer_id), batch.positions, inverse=True)
-        low = grouped_linear_bf16(o.flatten(-2), self.wo_a, config.o_groups)
+        low = project_turned_back(o, *runtime.rotary(layer_id), batch.positions, self.wo_a, config.o_groups)
         return linear_fp8(low, weights["wo_b.weight"], weights["wo_b.scale"])
 
     def _queries(

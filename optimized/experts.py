@@ -1,14 +1,13 @@
 """The experts of the mixture as grouped kernels (numerics.md 7).
 
-Tokens are ordered by expert; a tile of rows belongs to one expert, and an expert without tokens has no tile.  The grid
-is sized by the worst case, so that no count has to reach the host.  Three kernels: gate and up with the clamped SwiGLU,
-the routing weight and the quantiser of the result; down; and the sum over a token's experts, in the order of its
-choices.
+A tile of rows belongs to one expert, and an expert without tokens moves nothing.  Three kernels: gate and up with the
+clamped SwiGLU, the routing weight and the quantiser of the result; down; and the sum over a token's experts, in the
+order of its choices.
 """
 
 from __future__ import annotations
 
-from optimized.device import INTERPRETED
+from optimized.device import INTERPRETED  # noqa: F401  (decides how Triton is imported)
 
 # ruff: isort: split
 from collections.abc import Mapping
@@ -21,66 +20,14 @@ import triton.language as tl
 from optimized.checks import require_bf16, require_shape
 from optimized.codecs import encode_e4m3
 from optimized.config import Config
+from optimized.expert_stack import ExpertStack, routed_stack, stack_experts
+from optimized.expert_tiles import RowTiles, fitted, row_tile, tiles_for
 from optimized.hyper_connections import sigmoid
 from optimized.linear import scaled_activations, scaled_weights
 from optimized.quantize import quantize_fp8, scale_fp8
 
-ROWS, COLUMNS, DEPTH = (32, 256, 256) if INTERPRETED else (16, 64, 128)
-"""Tile of a grouped product: rows of one expert, output features, inputs a step."""
 SUMMED = 1024
 """Features that a program of the last sum takes."""
-
-
-@dataclass(frozen=True)
-class ExpertStack:
-    """Matrices of several experts of one kind, one behind the other: the packed bytes and their scales."""
-
-    kind: str
-    """"fp4" (routed) or "fp8" (shared)."""
-    matrices: Mapping[str, tuple[torch.Tensor, torch.Tensor]]
-    """w1, w2, w3: weights uint8 [E, N, K/2] or [E, N, K], scales uint8 [E, ...]."""
-    place: torch.Tensor
-    """int32 [all experts]: where an expert stands in the stack, -1 where it is not there."""
-
-
-def stack_experts(weights: Mapping[str, torch.Tensor], names: Mapping[int, str], experts: int) -> ExpertStack:
-    """Lay the experts named `names[number]` one behind the other.
-
-    Raises:
-        ValueError: none is named.
-    """
-    if not names:
-        raise ValueError("experts: the weights hold no expert")
-    numbers = sorted(names)
-    matrices = {}
-    for matrix in ("w1", "w2", "w3"):
-        parts = [
-            [weights[f"{names[n]}.{matrix}.{what}"].view(torch.uint8) for n in numbers] for what in ("weight", "scale")
-        ]
-        matrices[matrix] = (torch.stack(parts[0]).contiguous(), torch.stack(parts[1]).contiguous())
-    first = weights[f"{names[numbers[0]]}.w1.weight"]
-    place = torch.full((experts,), -1, dtype=torch.int32, device=first.device)
-    place[torch.tensor(numbers, device=first.device)] = torch.arange(
-        len(numbers), dtype=torch.int32, device=first.device
-    )
-    return ExpertStack("fp4" if first.dtype == torch.uint8 else "fp8", matrices, place)
-
-
-def routed_stack(config: Config, weights: Mapping[str, torch.Tensor]) -> ExpertStack:
-    """The routed experts that the weights hold."""
-    held = {name.split(".")[1] for name in weights if name.startswith("experts.")}
-    return stack_experts(weights, {int(n): f"experts.{n}" for n in held}, config.n_routed_experts)
-
-
-@triton.jit
-def _tile(tile_experts, tile_starts, row_ends, order, choices, ROWS: tl.constexpr):
-    """Of this program's tile: its expert, the rows in expert order, which exist, and each row's token and slot."""
-    tile = tl.program_id(0)
-    expert = tl.load(tile_experts + tile).to(tl.int64)
-    row = tl.load(tile_starts + tile) + tl.arange(0, ROWS)
-    present = row < tl.load(row_ends + tile)
-    slot = tl.load(order + row, mask=present, other=0).to(tl.int64)
-    return expert, present, slot // choices, slot
 
 
 @triton.jit
@@ -111,7 +58,10 @@ def _up_kernel(
     DEPTH: tl.constexpr,
 ):
     """hidden[slot] = Q8(silu(min(gate, limit)) · clamp(up) · routing weight) of each row of a tile."""
-    expert, present, token, slot = _tile(tile_experts, tile_starts, row_ends, order, choices, ROWS)
+    none, expert, present, token, slot = row_tile(tile_experts, tile_starts, row_ends, order, choices, ROWS)
+    if none:
+        # Beyond the last tile: nothing of the weights is read.
+        return
     column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)).to(tl.int64)
     known = column < inner
     gate = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -185,7 +135,10 @@ def _down_kernel(
     DEPTH: tl.constexpr,
 ):
     """out[slot] = w2 · hidden[slot], bf16."""
-    expert, present, _, slot = _tile(tile_experts, tile_starts, row_ends, order, 1, ROWS)
+    none, expert, present, _, slot = row_tile(tile_experts, tile_starts, row_ends, order, 1, ROWS)
+    if none:
+        # Beyond the last tile: nothing of the weights is read.
+        return
     column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)).to(tl.int64)
     known = column < width
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -222,38 +175,6 @@ def _sum_kernel(routed, shared, out, choices, width, SHARED: tl.constexpr, FEATU
     tl.store(out + token * width + feature, total.to(tl.bfloat16), mask=inside)
 
 
-@dataclass(frozen=True)
-class _Tiles:
-    """Rows in expert order, cut into tiles of one expert each; tiles beyond the last are empty."""
-
-    order: torch.Tensor
-    experts: torch.Tensor
-    starts: torch.Tensor
-    ends: torch.Tensor
-
-
-def _tiles(place: torch.Tensor, experts: int) -> _Tiles:
-    """int32 place [N, k] in the stack -> tiles, without asking the device for a number."""
-    flat = place.flatten().long()
-    order = torch.argsort(flat, stable=True)
-    counts = torch.zeros(experts, dtype=torch.int64, device=flat.device).scatter_add_(0, flat, torch.ones_like(flat))
-    row_ends = counts.cumsum(0)
-    tile_ends = ((counts + ROWS - 1) // ROWS).cumsum(0)
-    most = triton.cdiv(flat.numel(), ROWS) + min(experts, flat.numel())
-    tile = torch.arange(most, device=flat.device)
-    expert = torch.searchsorted(tile_ends, tile, right=True).clamp(max=experts - 1)
-    first_tile = tile_ends[expert] - (counts[expert] + ROWS - 1) // ROWS
-    starts = row_ends[expert] - counts[expert] + (tile - first_tile) * ROWS
-    return _Tiles(order, expert, starts, row_ends[expert])
-
-
-def _tile_of(columns: int, depth: int) -> tuple[int, int]:
-    """Output features and inputs of a tile; the interpreter pays for every element of it, also beyond the matrix."""
-    if not INTERPRETED:
-        return COLUMNS, DEPTH
-    return min(COLUMNS, triton.next_power_of_2(columns)), min(DEPTH, triton.next_power_of_2(depth))
-
-
 def grouped_experts(
     config: Config, stack: ExpertStack, x: torch.Tensor, place: torch.Tensor, routing: torch.Tensor | None
 ) -> torch.Tensor:
@@ -275,11 +196,12 @@ def grouped_experts(
     if not out.numel():
         return out
     codes, scales = quantize_fp8(x)
-    tiles = _tiles(place, w1.shape[0])
+    tiles = tiles_for(place.numel(), w1.shape[0])
+    cut = RowTiles.of(place, w1.shape[0], tiles.rows)
     hidden = torch.empty(tokens * choices, inner, dtype=torch.uint8, device=x.device)
     hidden_scale = torch.empty(tokens * choices, triton.cdiv(inner, 32), dtype=torch.uint8, device=x.device)
-    columns, step = _tile_of(inner, depth)
-    _up_kernel[(tiles.experts.numel(), triton.cdiv(inner, columns))](
+    columns, step = fitted(tiles, inner, depth)
+    _up_kernel[(cut.experts.numel(), triton.cdiv(inner, columns))](
         codes.view(torch.uint8),
         scales.view(torch.uint8),
         w1,
@@ -289,10 +211,7 @@ def grouped_experts(
         hidden_scale if routing is None else routing,
         hidden,
         hidden_scale,
-        tiles.experts,
-        tiles.starts,
-        tiles.ends,
-        tiles.order,
+        *cut,
         choices,
         depth,
         inner,
@@ -301,29 +220,30 @@ def grouped_experts(
         config.swiglu_limit,
         WEIGHT=stack.kind,
         ROUTED=routing is not None,
-        ROWS=ROWS,
+        ROWS=tiles.rows,
         COLUMNS=columns,
         DEPTH=step,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
     )
-    columns, step = _tile_of(w2.shape[1], inner)
-    _down_kernel[(tiles.experts.numel(), triton.cdiv(w2.shape[1], columns))](
+    columns, step = fitted(tiles, w2.shape[1], inner)
+    _down_kernel[(cut.experts.numel(), triton.cdiv(w2.shape[1], columns))](
         hidden,
         hidden_scale,
         w2,
         s2,
         out,
-        tiles.experts,
-        tiles.starts,
-        tiles.ends,
-        tiles.order,
+        *cut,
         inner,
         w2.shape[1],
         w2.stride(0),
         s2.stride(0),
         WEIGHT=stack.kind,
-        ROWS=ROWS,
+        ROWS=tiles.rows,
         COLUMNS=columns,
         DEPTH=step,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
     )
     return out
 

@@ -56,6 +56,13 @@ TILES = {
         {"sm_80": SCALED_TILES_IN_REGISTERS, "sm_120": SCALED_TILES_IN_REGISTERS, "any": SCALED_TILES},
     ),
     "plain": (Tiles(16, 64, 64, 4, 4), Tiles(64, 64, 64, 4, 4), Tiles(128, 128, 64, 8, 3)),
+    # Cosines and sines pass through shared memory too, of which sm_120 has least.
+    "turned": for_device(
+        {
+            "sm_120": (Tiles(16, 64, 128, 4, 3), Tiles(64, 64, 64, 4, 3), Tiles(128, 128, 32, 8, 3)),
+            "any": (Tiles(16, 64, 128, 4, 3), Tiles(64, 64, 64, 4, 4), Tiles(128, 128, 64, 8, 3)),
+        },
+    ),
     # NVIDIA has no matrix instruction for fp32.
     "precise": (Tiles(16, 64, 64, 4, 3), Tiles(64, 32, 32, 4, 3), Tiles(64, 32, 32, 4, 3)),
 }
@@ -198,7 +205,7 @@ def _add_splits_kernel(partial, out, elements, splits, BLOCK: tl.constexpr):
 
 
 @dataclass(frozen=True)
-class _Launch:
+class Launch:
     """How one product is laid out over programs."""
 
     tiles: Tiles
@@ -208,17 +215,19 @@ class _Launch:
     """The output itself, or one fp32 partial sum a split."""
 
 
-def _launch(kind: str, out: torch.Tensor, rows: int, columns: int, depth: int) -> _Launch:
+def plan_launch(kind: str, out: torch.Tensor, rows: int, columns: int, depth: int, groups: int = 1) -> Launch:
+    """Of `groups` products side by side, each [rows, depth] times [columns, depth]; their results stand so in `out`."""
     tiles = tiles_for(kind, rows)
-    splits = tiles.splits(rows, columns, depth)
+    splits = tiles.splits(rows, groups * columns, depth)
     share = triton.cdiv(triton.cdiv(depth, tiles.depth), splits) * tiles.depth
     splits = max(1, triton.cdiv(depth, share)) if share else 1
-    grid = (triton.cdiv(rows, tiles.rows), triton.cdiv(columns, tiles.columns), splits)
-    partial = out if splits == 1 else torch.empty(splits, rows, columns, dtype=torch.float32, device=out.device)
-    return _Launch(tiles, grid, share, partial)
+    grid = (triton.cdiv(rows, tiles.rows), groups * triton.cdiv(columns, tiles.columns), splits)
+    partial = out if splits == 1 else torch.empty(splits, *out.shape, dtype=torch.float32, device=out.device)
+    return Launch(tiles, grid, share, partial)
 
 
-def _gather(launch: _Launch, out: torch.Tensor) -> None:
+def gather_splits(launch: Launch, out: torch.Tensor) -> None:
+    """Add up what a launch has left in its partial sums."""
     if launch.partial is not out:
         block = 1024
         _add_splits_kernel[(triton.cdiv(out.numel(), block),)](
@@ -262,7 +271,7 @@ def scaled_product(
     out = torch.empty(*codes.shape[:-1], columns, dtype=out_dtype, device=codes.device)
     if not out.numel():
         return out
-    launch = _launch("scaled", out, rows, columns, depth)
+    launch = plan_launch("scaled", out, rows, columns, depth)
     tiles = launch.tiles
     _scaled_kernel[launch.grid](
         x_codes,
@@ -281,7 +290,7 @@ def scaled_product(
         num_warps=tiles.warps,
         num_stages=tiles.stages,
     )
-    _gather(launch, out)
+    gather_splits(launch, out)
     return out
 
 
@@ -294,7 +303,7 @@ def _plain_product(x: torch.Tensor, weight: torch.Tensor, out_dtype: torch.dtype
     if not out.numel():
         return out
     precise = torch.float32 in (x.dtype, weight.dtype)
-    launch = _launch("precise" if precise else "plain", out, rows, columns, depth)
+    launch = plan_launch("precise" if precise else "plain", out, rows, columns, depth)
     tiles = launch.tiles
     _plain_kernel[launch.grid](
         x.contiguous(),
@@ -311,7 +320,7 @@ def _plain_product(x: torch.Tensor, weight: torch.Tensor, out_dtype: torch.dtype
         num_warps=tiles.warps,
         num_stages=tiles.stages,
     )
-    _gather(launch, out)
+    gather_splits(launch, out)
     return out
 
 
@@ -336,13 +345,3 @@ def linear_bf16(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 def linear_fp32(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Input and weight promoted: bf16 or fp32 [..., K] and [N, K] -> fp32 [..., N], not rounded (numerics.md 3)."""
     return _plain_product(x, weight, torch.float32)
-
-
-def grouped_linear_bf16(x: torch.Tensor, weight: torch.Tensor, groups: int) -> torch.Tensor:
-    """Each group of features by its own matrix: bf16 [..., groups·K], bf16 [groups·N, K] -> bf16 [..., groups·N].
-
-    (numerics.md 6, item 6)
-    """
-    x_by_group = torch.unflatten(require_bf16("x", x), -1, (groups, -1)).unbind(-2)
-    products = [linear_bf16(*pair) for pair in zip(x_by_group, weight.chunk(groups), strict=True)]
-    return torch.cat(products, dim=-1)

@@ -24,9 +24,12 @@ import sys
 
 sys.path.insert(0, {folder!r})
 import traffic
+import launches
 import torch
 import triton
 import triton.language as tl
+from optimized.expert_stack import stack_experts
+from optimized.experts import grouped_experts
 
 
 @triton.jit
@@ -55,6 +58,21 @@ def multiplied():
     _product[(1,)](torch.ones(16, 16), torch.ones(16, 16), torch.empty(16, 16), 16)
 
 
+def mixed(experts):
+    weights = {{}}
+    for number in range(experts):
+        for matrix, rows, columns in (("w1", 128, 64), ("w2", 64, 128), ("w3", 128, 64)):
+            name = f"experts.{{number}}.{{matrix}}"
+            weights[f"{{name}}.weight"] = torch.zeros(rows, columns // 2, dtype=torch.uint8)
+            weights[f"{{name}}.scale"] = torch.full((rows, columns // 32), 127, dtype=torch.uint8)
+    stack = stack_experts(weights, {{number: f"experts.{{number}}" for number in range(experts)}}, experts)
+    x, place = torch.ones(16, 64, dtype=torch.bfloat16), torch.full((16, 1), experts - 1, dtype=torch.int32)
+    grouped_experts(launches.CONFIG, stack, x, place, torch.ones(16, 1))
+
+
+for experts in (1, 8):
+    for line in traffic.counted("", lambda: mixed(experts)):
+        print(json.dumps(line | {{"plan": f"{{line['kernel']}} {{experts}}"}}))
 for name, call in (("once", lambda: scaled(False)), ("again", lambda: scaled(True)), ("product", multiplied)):
     for line in traffic.counted(name, call):
         print(json.dumps(line))
@@ -91,6 +109,15 @@ def test_products_and_atomics_are_counted(counted: dict[str, dict[str, Any]]) ->
     line = counted["product"]
     assert line["products"] == 16**3
     assert (line["read"], line["written"]) == (3 * 4 * 256, 2 * 4 * 256)
+
+
+@pytest.mark.parametrize("kernel", ["experts._up_kernel", "experts._down_kernel"])
+def test_experts_without_tokens_move_nothing(kernel: str, counted: dict[str, dict[str, Any]]) -> None:
+    one, eight = counted[f"{kernel} 1"], counted[f"{kernel} 8"]
+    assert (eight["written"], eight["products"]) == (one["written"], one["products"])
+    # 16 rows may need eight tiles, one an expert; the seven that are not needed read where they would begin and end.
+    columns = 128 // 64 if "up" in kernel else 1
+    assert eight["read"] - one["read"] == 7 * columns * 3 * 8
 
 
 LINE = {

@@ -15,12 +15,13 @@ from conformance.fixtures import Fixtures
 from optimized import (
     candidates,
     engram,
-    experts,
+    expert_stack,
     gate,
     hyper_connections,
     indexer,
     linear,
     norm,
+    output_projection,
     quantize,
     rotary,
     selection,
@@ -66,6 +67,12 @@ def score(**changed: Any) -> torch.Tensor:
         "candidates": None,
     }
     return indexer.index_scores(CONFIG, INDEXED, **(given | changed))
+
+
+def project(**changed: Any) -> torch.Tensor:
+    tables = {"cos": fp32(3, 8), "sin": fp32(3, 8), "places": positions(1, 2)}
+    given = {"o": bf16(1, 2, 4, 32), **tables, "weight": bf16(32, 64), "groups": 2}
+    return output_projection.project_turned_back(**(given | changed))
 
 
 WRONG: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
@@ -145,6 +152,24 @@ WRONG: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "attention-sink": (lambda: attend(sink=fp32(3)), ValueError, r"sink: expected shape \[4\]"),
     "attention-splits": (lambda: attend(splits=0), ValueError, "splits: expected at least 1"),
     "attention-dtype": (lambda: attend(q=fp32(1, 2, 4, 32)), TypeError, "q: expected bf16"),
+    "project-heads": (
+        lambda: project(o=bf16(1, 2, 3, 32)),
+        ValueError,
+        r"o: expected \[B, T, H, d\] of 2 groups of heads, d even, got \[1, 2, 3, 32\]",
+    ),
+    "project-odd-heads": (lambda: project(o=bf16(1, 2, 4, 33)), ValueError, "d even"),
+    "project-places": (lambda: project(places=positions(1, 3)), ValueError, r"places: expected shape \[1, 2\]"),
+    "project-tables": (
+        lambda: project(cos=fp32(3, 17), sin=fp32(3, 17)),
+        ValueError,
+        r"tables: \[3, 17\] and \[3, 17\] do not go with heads of 32",
+    ),
+    "project-weight": (
+        lambda: project(weight=bf16(32, 128)),
+        ValueError,
+        r"weight: expected \[2 · N, 64\], got \[32, 128\]",
+    ),
+    "project-weight-dtype": (lambda: project(weight=fp32(32, 64)), TypeError, "weight: expected bf16"),
     "scores-weights": (lambda: score(head_weights=bf16(1, 2, 3)), ValueError, r"head_weights: expected shape"),
     "scores-keys": (lambda: score(keys=bf16(1, 8, 16)), ValueError, r"keys: expected shape \[1, 8, 32\]"),
     "scores-candidates": (
@@ -182,7 +207,7 @@ WRONG: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ValueError,
         r"bias: expected shape \[8\], got \[7\]",
     ),
-    "no-expert": (lambda: experts.routed_stack(CONFIG, {}), ValueError, "the weights hold no expert"),
+    "no-expert": (lambda: expert_stack.routed_stack(CONFIG, {}), ValueError, "the weights hold no expert"),
     "engram-layer": (
         lambda: engram.engram_hash(CONFIG, 99, ints(8), ints(1, 2), None),
         ValueError,
@@ -210,6 +235,7 @@ EMPTY: dict[str, tuple[Callable[[], torch.Tensor], tuple[int, ...]]] = {
         lambda: attend(q=bf16(0, 2, 4, 32), kv=bf16(0, 8, 32), indices=ints(0, 2, 3)),
         (0, 2, 4, 32),
     ),
+    "project": (lambda: project(o=bf16(0, 2, 4, 32), places=positions(0, 2)), (0, 2, 32)),
     "scores": (lambda: score(keys=bf16(1, 0, 32)), (1, 2, 0)),
     "select": (lambda: selection.best_positions(bf16(1, 2, 0), 0, positions(1, 2)), (1, 2, 0)),
 }

@@ -1,4 +1,4 @@
-"""Work that is shared between programs gives what one program gives: splits of a sum or a list."""
+"""Work that is shared between programs gives what one program gives: splits of a sum or a list, tiles of rows."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from conformance.fixtures import Fixtures
 from conformance.judge.components import engram as judged
 from optimized import engram, linear, sparse_attention
 from optimized.config import Config
+from optimized.expert_tiles import TILES, RowTiles, tiles_for
+from optimized.output_projection import project_turned_back
+from optimized.rotary import rotate_at
 
 GENERATOR = torch.Generator().manual_seed(11)
 
@@ -43,6 +46,55 @@ def test_split_fp4_products_are_the_unsplit_ones(splits: int, monkeypatch: pytes
     whole = linear.linear_fp4(x, weight, scale)
     monkeypatch.setattr(linear.Tiles, "splits", lambda *_: splits)
     assert torch.equal(linear.linear_fp4(x, weight, scale), whole)
+
+
+@pytest.mark.parametrize("splits", [1, 2, 3])
+def test_a_projection_of_ones_shows_what_is_turned_back(splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More rows, features and outputs than a tile holds; tiles of inputs begin within heads; a matrix a group."""
+    heads, width, turning, groups = 6, 96, 16, 2
+    o, places = random(2, 70, heads, width), torch.randint(0, 40, (2, 70), generator=GENERATOR).to(DEVICE)
+    angles = torch.rand(40, turning // 2, generator=GENERATOR, dtype=torch.float64) * 6
+    tables = angles.cos().float().to(DEVICE), angles.sin().float().to(DEVICE)
+    one = torch.eye(heads // groups * width, dtype=torch.bfloat16, device=DEVICE)
+    monkeypatch.setattr(linear.Tiles, "splits", lambda *_: splits)
+    # Every other product is zero, so that no order of sums matters.
+    found = project_turned_back(o, *tables, places, torch.cat([one, one.flip(0)]), groups)
+    first, second = rotate_at(o, *tables, places, inverse=True).flatten(-2).chunk(groups, dim=-1)
+    assert torch.equal(found, torch.cat([first, second.flip(-1)], dim=-1))
+
+
+@pytest.mark.parametrize("rows", [16, 64])
+@pytest.mark.parametrize(
+    "counts",
+    [[1], [16], [17], [200], [0, 0, 40, 0], [64, 0, 65, 1], [1, 1, 1, 129], [17, 17, 17, 17], [3, 0, 0, 0]],
+    ids=lambda counts: "-".join(map(str, counts)),
+)
+def test_every_row_lies_in_one_tile_of_its_expert(counts: list[int], rows: int) -> None:
+    place = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    place = place[torch.randperm(len(place), generator=GENERATOR)].unsqueeze(1).int().to(DEVICE)
+    cut = RowTiles.of(place, len(counts), rows)
+    covered = []
+    for expert, start, end in zip(cut.experts.tolist(), cut.starts.tolist(), cut.ends.tolist(), strict=True):
+        slots = cut.order[start : min(start + rows, end)].tolist()
+        assert {int(place[slot]) for slot in slots} <= {expert}
+        covered += slots
+    assert sorted(covered) == list(range(len(place)))
+
+
+@pytest.mark.parametrize("rows", [16, 64])
+def test_no_more_programs_than_tiles_where_the_worst_comes(rows: int) -> None:
+    """All rows to one expert, and one row to each but the first."""
+    for counts in ([5 * rows + 1], [2 * rows + 1, 1, 1]):
+        place = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts)).unsqueeze(1).int().to(DEVICE)
+        cut = RowTiles.of(place, len(counts), rows)
+        assert bool((cut.starts < cut.ends).all())
+        assert len(cut.starts) == sum(-(-count // rows) for count in counts)
+
+
+def test_tiles_of_experts_follow_the_mean() -> None:
+    few, many = TILES
+    assert few.rows < many.rows
+    assert [tiles_for(rows, 384) for rows in (1, 384, 16 * 384, 16 * 384 + 1)] == [few, few, few, many]
 
 
 def attention(
