@@ -35,7 +35,7 @@ from conformance.report.environment import environment
 from conformance.report.github import failure_annotations, in_actions
 from conformance.report.html.run_page import run_page
 from conformance.report.junit import junit_xml
-from conformance.report.output import OutputFile
+from conformance.report.output import OutputFile, refuse_same_file
 from conformance.report.records import CaseRecord, Header, case_record
 from conformance.report.summary import make_footer
 from conformance.report.terminal import make_console, print_case, print_header, print_report
@@ -94,6 +94,7 @@ def check(options: CheckOptions) -> int:
 
 
 def _check(options: CheckOptions) -> int:
+    refuse_same_file({"--json": options.json, "--junit": options.junit, "--html": options.html})
     with ExitStack() as stack:
         console = make_console()
         writer = None if options.json is None else stack.enter_context(ReportWriter(options.json))

@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from reference.precision import to_bf16
-from reference.quantize import FP8_GROUP, WEIGHT_TILE, quantize_fp8, unpack_fp4
+from reference.quantize import FP8_GROUP, WEIGHT_TILE, quantize_fp8, unpack_e4m3, unpack_fp4
 
 PARTIAL_ELEMENTS = 1 << 17
 """Bound on the elements of a partial result, so that it stays in cache; more output features are worked off in turn."""
@@ -50,7 +50,8 @@ def linear_fp8(
     """Q8 of the input times an FP8 weight: bf16 [..., K], E4M3 [N, K], E8M0 tiles -> bf16 [..., N] (numerics.md 3)."""
     codes, x_scale = quantize_fp8(x)
     scale_by_row = scale.to(compute).repeat_interleave(WEIGHT_TILE, dim=0)[: weight.shape[0]]
-    return to_bf16(block_scaled_product(codes.to(compute), x_scale.to(compute), weight.to(compute), scale_by_row))
+    values = unpack_e4m3(weight).to(compute)
+    return to_bf16(block_scaled_product(codes.to(compute), x_scale.to(compute), values, scale_by_row))
 
 
 def linear_fp4(

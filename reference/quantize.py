@@ -60,6 +60,11 @@ def round_e2m1(x: torch.Tensor) -> torch.Tensor:
     return torch.copysign(torch.round(magnitude / spacing) * spacing, x)
 
 
+def look_up(table: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+    """The number of each code: [codes], uint8 [...] -> [...]."""
+    return table.index_select(0, codes.flatten().to(torch.int32)).view(codes.shape)
+
+
 def pack_fp4(values: torch.Tensor) -> torch.Tensor:
     """E2M1 numbers [..., K] -> codes, two a byte, the even element in the low nibble: uint8 [..., K/2]."""
     grid = torch.tensor(E2M1_GRID, dtype=values.dtype)
@@ -72,7 +77,13 @@ def unpack_fp4(packed: torch.Tensor) -> torch.Tensor:
     """uint8 [..., K/2] -> E2M1 numbers fp32 [..., K], the low nibble first (numerics.md 1)."""
     grid = torch.tensor((*E2M1_GRID, *(-magnitude for magnitude in E2M1_GRID)))
     codes = torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(-2)
-    return grid[codes.to(torch.int32)]
+    return look_up(grid, codes)
+
+
+def unpack_e4m3(codes: torch.Tensor) -> torch.Tensor:
+    """E4M3 [...] -> the same numbers in fp32 [...], read from a table: several times quicker than a conversion."""
+    every_code = torch.arange(256).to(torch.uint8)
+    return look_up(every_code.view(torch.float8_e4m3fn).float(), codes.view(torch.uint8))
 
 
 def _scale_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -25,7 +25,7 @@ from conformance.bench.timers import Timer
 from conformance.errors import ConformanceError
 from conformance.interface import Unsupported
 from conformance.report.environment import environment
-from conformance.report.output import OutputFile
+from conformance.report.output import OutputFile, refuse_same_file
 from conformance.tensors import one_line
 
 DEFAULT_TARGETS: Mapping[Kind, str] = {"cpu": "reference", "cuda": "optimized"}
@@ -91,6 +91,7 @@ def bench(options: BenchOptions, show: Show) -> int:
     Raises:
         ConformanceError: the run is not possible; one line.
     """
+    refuse_same_file({"--json": options.json, "--html": options.html})
     with ExitStack() as stack:
         written = {
             name: stack.enter_context(OutputFile(f"--{name}", path))

@@ -37,6 +37,7 @@ UNITS: Mapping[str, str] = {
     "attention": "one attention layer, released widths",
     "model": "the tiny model",
 }
+CALLS: Mapping[str, str] = {"prefill": "prefill of", "decode": "one step, after a prefill, of"}
 STARTS: Sequence[tuple[tuple[str, ...], int]] = (
     (("--help",), 0),
     (("no-such-command",), 2),
@@ -157,10 +158,16 @@ def _length(options: SuiteOptions) -> Iterator[Measurement]:
     for unit, words in UNITS.items():
         for length in options.lengths:
             ran = _run(("conformance.bench.suite_probe", unit, str(length)))
-            times = json.loads(ran.output)["prefill"]
-            yield Measurement(
-                "length", f"prefill of {words}", times["seconds"], times["processor"], ran.peak_bytes, length
-            )
+            times = json.loads(ran.output)
+            for call, what in CALLS.items():
+                yield Measurement(
+                    "length",
+                    f"{what} {words}",
+                    times[call]["seconds"],
+                    times[call]["processor"],
+                    ran.peak_bytes,
+                    length,
+                )
 
 
 PARTS: Mapping[str, Callable[[SuiteOptions], Iterator[Measurement]]] = {

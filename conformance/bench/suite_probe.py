@@ -2,7 +2,8 @@
 
     python -m conformance.bench.suite_probe attention 1024
 
-prints one JSON line.  Weights are made by a call of one token before the one that is measured.
+prints one JSON line: a prefill of so many tokens, and the step of one token after it.  Weights are made by a call of
+one token before those that are measured.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ from conformance.fixtures import Fixtures
 from conformance.tensors import Tensor
 
 Clock = tuple[float, float]
-Prefill = Callable[[int], None]
+Opened = Callable[[int, int], None]
+"""Runs so many tokens from a position on."""
+Unit = Callable[[Session], Callable[[], Opened]]
+"""Opens what is measured anew, as often as it is called."""
 
 
 def now() -> Clock:
@@ -39,8 +43,8 @@ def source_layer(config: ModelConfig) -> int:
     return next(layer for layer in config.kv_source_layers if config.ratio(layer) == 1)
 
 
-def attention(session: Session) -> Prefill:
-    """One attention layer at the released widths over a prompt of a given length."""
+def attention(session: Session) -> Callable[[], Opened]:
+    """One attention layer at the released widths."""
     fixtures = Fixtures.open(verify=False)
     name = next(name for name in fixtures.sets if fixtures.kind(name) == "recipe")
     released = Released(fixtures.recipe(name))
@@ -48,45 +52,55 @@ def attention(session: Session) -> Prefill:
     weights = released.weights.within(f"layers.{layer}.attn.")
     shared = {"config": released.mapping, "batch_size": 1}
 
-    def prefill(length: int) -> None:
+    def run(length: int, start: int) -> None:
+        x = released.input(f"bench/suite/{length}", (1, length, released.config.dim))
+        session.ask(Advance("layer", {"x": x, "start_pos": int64([start])}))
+
+    def opened() -> Opened:
         session.ask(Open("runtime", "runtime", {**shared, "reading": "intended"}))
         arguments = {**shared, "layer_id": layer, "weights": weights, "runtime": Handle("runtime")}
         session.ask(Open("layer", "attention", arguments))
-        x = released.input(f"bench/suite/{length}", (1, length, released.config.dim))
-        session.ask(Advance("layer", {"x": x, "start_pos": int64([0])}))
+        return run
 
-    return prefill
+    return opened
 
 
-def model(session: Session) -> Prefill:
-    """The whole model of the first model set over a prompt of a given length."""
+def model(session: Session) -> Callable[[], Opened]:
+    """The whole model of the first model set."""
     fixtures = Fixtures.open(verify=False)
     name = next(name for name in fixtures.sets if fixtures.kind(name) == "model")
     golden = GoldenModel(fixtures.model(name))
     shared = {"config": golden.mapping, "batch_size": 1}
     weights = golden.parameters.mapping()
 
-    def prefill(length: int) -> None:
+    def run(length: int, start: int) -> None:
+        ids = Tensor("I32", (np.arange(start, start + length, dtype=np.int32) % golden.config.vocab_size)[None])
+        inputs = {"input_ids": ids, "start_pos": int64([start]), "image_mask": None, "image_features": None}
+        session.ask(Advance("model", inputs))
+
+    def opened() -> Opened:
         session.ask(Open("runtime", "runtime", {**shared, "reading": "intended"}))
         arguments = {**shared, "weights": weights, "runtime": Handle("runtime"), "token_map": golden.token_map}
         session.ask(Open("model", "model", arguments))
-        ids = Tensor("I32", (np.arange(length, dtype=np.int32) % golden.config.vocab_size)[None])
-        inputs = {"input_ids": ids, "start_pos": int64([0]), "image_mask": None, "image_features": None}
-        session.ask(Advance("model", inputs))
+        return run
 
-    return prefill
+    return opened
 
 
-UNITS: Mapping[str, Callable[[Session], Prefill]] = {"attention": attention, "model": model}
+UNITS: Mapping[str, Unit] = {"attention": attention, "model": model}
 
 
-def prefill_times(unit: str, length: int) -> Iterator[tuple[str, Clock, Clock]]:
-    """The call that is measured."""
-    prefill = UNITS[unit](open_target("reference"))
-    prefill(1)
+def call_times(unit: str, length: int) -> Iterator[tuple[str, Clock, Clock]]:
+    """The calls that are measured."""
+    opened = UNITS[unit](open_target("reference"))
+    opened()(1, 0)
+    run = opened()
     start = now()
-    prefill(length)
+    run(length, 0)
     yield "prefill", start, now()
+    start = now()
+    run(1, length)
+    yield "decode", start, now()
 
 
 def fixture_times() -> Iterator[tuple[str, Clock, Clock]]:
@@ -104,7 +118,7 @@ def fixture_times() -> Iterator[tuple[str, Clock, Clock]]:
 
 def main(arguments: list[str]) -> None:
     """Measure what the arguments name: `fixtures`, or a unit and a length."""
-    times = fixture_times() if arguments == ["fixtures"] else prefill_times(arguments[0], int(arguments[1]))
+    times = fixture_times() if arguments == ["fixtures"] else call_times(arguments[0], int(arguments[1]))
     found: dict[str, Any] = {
         what: {"seconds": end[0] - start[0], "processor": end[1] - start[1]} for what, start, end in times
     }

@@ -18,10 +18,11 @@ def matrix(
 
     from conformance.report.compare_terminal import print_matrix
     from conformance.report.matrix import as_markdown, make_matrix
-    from conformance.report.output import OutputFile
+    from conformance.report.output import OutputFile, refuse_same_file
     from conformance.report.reader import read_report
     from conformance.report.terminal import make_console
 
+    refuse_same_file({"--html": html, "--markdown": markdown})
     with ExitStack() as stack:
         page = None if html is None else stack.enter_context(OutputFile("--html", html))
         table = None if markdown is None else stack.enter_context(OutputFile("--markdown", markdown))

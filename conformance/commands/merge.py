@@ -20,12 +20,13 @@ def merge(
     from conformance.merging import merge as merge_reports
     from conformance.report.github import failure_annotations, in_actions
     from conformance.report.junit import junit_xml
-    from conformance.report.output import OutputFile
+    from conformance.report.output import OutputFile, refuse_same_file
     from conformance.report.reader import read_report
     from conformance.report.terminal import make_console, print_header, print_report
     from conformance.report.writer import ReportWriter
 
     merged = merge_reports([read_report(path) for path in reports])
+    refuse_same_file({"--json": json, "--junit": junit})
     with ExitStack() as stack:
         writer = stack.enter_context(ReportWriter(json))
         file = None if junit is None else stack.enter_context(OutputFile("--junit", junit))

@@ -17,9 +17,10 @@ def report(
     """Show a stored report, on the terminal or as files; exit code 0 whatever it says, 2 if it cannot be read."""
     from contextlib import ExitStack
 
-    from conformance.report.output import OutputFile
+    from conformance.report.output import OutputFile, refuse_same_file
     from conformance.report.reader import read_report
 
+    refuse_same_file({"--html": html, "--junit": junit})
     with ExitStack() as stack:
         files = {
             option: stack.enter_context(OutputFile(option, file))

@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
 from conformance.errors import ConformanceError
 from conformance.tensors import one_line
+
+
+def refuse_same_file(paths: Mapping[str, Path | None]) -> None:
+    """Options that name files to write, each its own; what is no file, such as /dev/null, may be named twice.
+
+    Raises:
+        ConformanceError: two options name one file.
+    """
+    named: dict[Path, str] = {}
+    for option, path in paths.items():
+        if path is None or (path.exists() and not path.is_file()):
+            continue
+        first = named.setdefault(path.resolve(), option)
+        if first != option:
+            raise ConformanceError(f"{option} {one_line(str(path))}: {first} writes to it too")
 
 
 class OutputFile:

@@ -27,9 +27,10 @@ def test_fixtures_are_opened_with_and_without_hashes():
     assert [one.what for one in measured("fixtures")] == ["open, headers only", "open and verify", "make the catalogue"]
 
 
-def test_a_prefill_is_measured_at_every_length_for_every_unit(monkeypatch):
+def test_a_prefill_and_a_step_are_measured_at_every_length_for_every_unit(monkeypatch):
     monkeypatch.setattr(suite, "UNITS", {"model": "the tiny model"})
-    assert [one.size for one in measured("length", lengths=(3, 5))] == [3, 5]
+    found = [(one.what.partition(" ")[0], one.size) for one in measured("length", lengths=(3, 5))]
+    assert found == [("prefill", 3), ("one", 3), ("prefill", 5), ("one", 5)]
 
 
 def test_the_smoke_level_is_split_into_its_components(monkeypatch):

@@ -136,3 +136,17 @@ def test_reader_of_a_pipe_that_leaves_changes_nothing(tmp_path: Path) -> None:
     process.stderr.close()
     assert process.wait(timeout=20) == 1
     assert read(tmp_path / "report.jsonl")[-1]["exit_code"] == 1
+
+
+@pytest.mark.parametrize("name", ["one", "./one", "missing/../one"])
+def test_two_options_do_not_write_to_one_file(run: Run, tmp_path: Path, name: str) -> None:
+    (tmp_path / "missing").mkdir()
+    (tmp_path / "one").write_text("kept")
+    outcome = run("check", "cli_ports:Good", "--json", "one", "--html", name)
+    assert outcome.code == 2
+    assert outcome.error == f"conformance: --html {Path(name)}: --json writes to it too\n"
+    assert (tmp_path / "one").read_text() == "kept"
+
+
+def test_what_is_no_file_may_be_named_twice(run: Run) -> None:
+    assert run("check", "cli_ports:Good", "--junit", os.devnull, "--html", os.devnull).code == 0

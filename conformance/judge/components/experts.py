@@ -35,9 +35,10 @@ def combined(config: ModelConfig, weights: Parameters, x: Bounded, routing_weigh
         part = expert(config, weights.within(f"experts.{index}."), x[tokens], routing_weights[tokens, slots])
         if not deviations.active("routing-weight-after-expert"):
             part = part.rounded(BF16)
-        value[tokens] += part.value
-        error[tokens] += part.error
-        absolute[tokens] += part.magnitude
+        # A token may list an expert more than once.
+        np.add.at(value, tokens, part.value)
+        np.add.at(error, tokens, part.error)
+        np.add.at(absolute, tokens, part.magnitude)
     terms = indices.shape[-1]
     if config.n_shared_experts:
         shared = expert(config, weights.within("shared_experts."), x, None).rounded(BF16)
