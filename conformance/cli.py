@@ -322,7 +322,8 @@ def faults(
     components: Components = None,
     fault: Annotated[str | None, typer.Option("--fault", metavar="NAME", help="Only this fault.")] = None,
     expression: Annotated[
-        str | None, typer.Option("-k", metavar="EXPR", help="Only faults whose ids match, as in pytest.")
+        str | None,
+        typer.Option("-k", metavar="EXPR", help="Only faults, variants or mutants whose ids match, as in pytest."),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="One fault for every flag, and only smoke cases' power.")] = (
         False
@@ -334,14 +335,45 @@ def faults(
     seeds: Annotated[
         int, typer.Option("--seeds", min=0, help="With --honest: also this many small synthetic golden sets.")
     ] = 0,
+    mutants: Annotated[
+        bool, typer.Option("--mutants", help="Instead: small changes of the reference; show what no case notices.")
+    ] = False,
+    share: Annotated[
+        float | None, typer.Option("--share", metavar="SHARE", help="With --mutants: only this share, such as 0.1.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="With --share: which ones; drawn and shown unless given.")
+    ] = None,
+    limit: Annotated[
+        float | None, typer.Option("--limit", metavar="SECONDS", help="With --mutants: time for each [default: 5].")
+    ] = None,
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Processes.")] = 2,
     fixtures: FixturesDirectory = None,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write what was found as JSON.")] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="A line for every fault.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="A line for every fault or mutant.")] = False,
 ) -> int:
     """Check the suite itself: every injected fault must be rejected, every honest variant accepted."""
-    from conformance.faults import command, honest_command
+    from conformance.faults import command, honest_command, mutants_command
 
+    form = "--mutants" if mutants else "--honest" if honest or headroom else ""
+    given = {
+        "--fault": fault is not None,
+        "--quick": quick,
+        "--verbose": verbose,
+        "--honest": honest,
+        "--headroom": headroom,
+        "--seeds": seeds > 0,
+        "--share": share is not None,
+        "--seed": seed is not None,
+        "--limit": limit is not None,
+    }
+    command.refuse_foreign(form, given)
+    if mutants:
+        return mutants_command.mutants(
+            mutants_command.MutantOptions(
+                tuple(components or ()), expression, share, seed, limit, fixtures, json, jobs, verbose
+            )
+        )
     if honest or headroom:
         return honest_command.honest(
             honest_command.HonestOptions(

@@ -123,6 +123,47 @@ def split_product(x: torch.Tensor, weight: torch.Tensor, parts: int) -> torch.Te
     return pairwise_sum(torch.stack(partial), 0)
 
 
+def tensor_core_product(a: torch.Tensor, b: torch.Tensor, terms: int = 8, guard_bits: int = 1) -> torch.Tensor:
+    """a [..., M, K] times b [..., K, N] as a tensor core does it: some terms at a time, aligned, added and cut.
+
+    The terms and the sum so far are cut to `guard_bits` more bits than fp32 has of the largest of them, then added
+    exactly, and the new sum is cut to fp32.  Nothing is rounded.  8 terms and one bit are an A100's; others have more
+    (Fasi, Higham, Mikaitis, Pranesh 2021, Numerical behavior of NVIDIA tensor cores, table 1).
+    """
+    total = (a[..., :1] @ b[..., :1, :]).double() * 0.0
+    for inputs in torch.split(torch.arange(a.shape[-1]), terms):
+        products = a[..., inputs].double().unsqueeze(-1) * b[..., inputs, :].double().unsqueeze(-3)
+        addends = torch.cat((products, total.unsqueeze(-2)), dim=-2)
+        _, exponent = torch.frexp(addends.abs().amax(dim=-2, keepdim=True))
+        total = _cut(_cut(addends, exponent - 24 - guard_bits).sum(dim=-2), None)
+    return total.to(a.dtype)
+
+
+def _cut(x: torch.Tensor, exponent: torch.Tensor | None) -> torch.Tensor:
+    """float64 [...] toward zero to a multiple of 2**exponent, or to the 24 bits of fp32."""
+    if exponent is None:
+        exponent = torch.frexp(x).exponent - 24
+    step = torch.ldexp(torch.ones_like(x), exponent)
+    return torch.trunc(x / step) * step
+
+
+def three_tf32_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """x [..., K] times weight [N, K] transposed, operands split into two TF32 parts, the smallest product left out."""
+    (x_high, x_low), (w_high, w_low) = ((as_tf32(y), as_tf32(y - as_tf32(y))) for y in (x, weight))
+    return x_low @ w_high.mT + x_high @ w_low.mT + x_high @ w_high.mT
+
+
+def nudged(x: torch.Tensor, ulps: int) -> torch.Tensor:
+    """Every element up or down by so many units in the last place, as its bits happen to say: fp32 [...] -> fp32.
+
+    A one stays: every library has exp(0) = 1.
+    """
+    if x.dtype != torch.float32:
+        return x
+    mixed = (x.contiguous().view(torch.int32).long() * 2654435761 >> 7) & 1
+    return torch.where(x == 1.0, x, x * (1.0 + (2 * mixed - 1) * ulps * 2.0**-23).float())
+
+
 def pairwise_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """x [..., K] times weight [N, K] transposed, every output summed as a tree of halves."""
     rows = x.reshape(-1, x.shape[-1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,31 @@ from conformance.fixtures import Fixtures
 from conformance.interface import COMPONENTS
 from conformance.report.terminal import make_console
 from conformance.selection import parse_expression
+
+FORMS: Mapping[str, tuple[str, ...]] = {
+    "--fault": ("", "--honest"),
+    "--quick": ("",),
+    "--verbose": ("", "--mutants"),
+    "--honest": ("--honest",),
+    "--headroom": ("--honest",),
+    "--seeds": ("--honest",),
+    "--share": ("--mutants",),
+    "--seed": ("--mutants",),
+    "--limit": ("--mutants",),
+}
+"""Options that mean something in some forms of the command only; the form without a name injects faults."""
+
+
+def refuse_foreign(form: str, given: Mapping[str, bool]) -> None:
+    """Make sure that what was given means something.
+
+    Raises:
+        ConformanceError: an option belongs to another form of the command.
+    """
+    for option, present in given.items():
+        if present and form not in FORMS[option]:
+            others = " or ".join(filter(None, FORMS[option]))
+            raise ConformanceError(f"{option} does not go with {form}" if form else f"{option} goes with {others}")
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ RAMPS: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "released": (RELEASED, "15 to 25"),
     "small": (CONFIG, "2 to 7"),
     "lower-bound-clamped": ({**RELEASED, "original_seq_len": 128}, "0 to 9"),
-    "upper-bound-clamped": ({**RELEASED, "compress_rope_theta": 100.0}, "39 to 63"),
+    "upper-bound-clamped": ({**RELEASED, "compress_rope_theta": 100.0, "beta_fast": 4096}, "6 to 63"),
     "both-bounds-at-zero": ({**RELEASED, "original_seq_len": 6}, "0 to 0"),
     "other-factor-and-betas": ({**RELEASED, "rope_factor": 4, "beta_fast": 16, "beta_slow": 2}, "17 to 23"),
 }

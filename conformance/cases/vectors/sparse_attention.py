@@ -18,7 +18,12 @@ from conformance.cases.traces import exact
 from conformance.cases.vectors import weights as made
 from conformance.judge import deviations
 from conformance.judge.bounded import ELEMENTARY_ROUNDOFF, Bounded, Floats, sum_roundoff
-from conformance.judge.components.sparse_attention import attend, counts_of, probability_roundoff
+from conformance.judge.components.sparse_attention import (
+    attend,
+    counts_of,
+    merging_roundoff,
+    probability_roundoff,
+)
 from conformance.judge.expectations import Expectation, Within
 from conformance.tensors import Tensor
 
@@ -95,7 +100,8 @@ def _rules(inputs: Inputs, q: Tensor, rows: Tensor, equal: bool) -> list[Expecta
 def mean_of_listed(q: Floats, rows: Floats, counts: Floats, sink: Floats, scale: float) -> Bounded:
     """Sum of the listed rows over their number plus the sink's weight, where all listed scores of a head are equal.
 
-    Rows are whole numbers, so the sums are exact in fp32; the sink's exponential and the division round.
+    Rows are whole numbers, so the sums are exact in fp32; the sink's exponential and the division round, and so do the
+    weights with which parts of a split list are merged.
     """
     scores = np.einsum("bthd,bnd->bthn", q, rows) * scale
     listed = np.broadcast_to((counts > 0)[:, :, None], scores.shape)
@@ -104,11 +110,13 @@ def mean_of_listed(q: Floats, rows: Floats, counts: Floats, sink: Floats, scale:
     sums = (counts @ rows)[:, :, None] * np.ones_like(q)
     # Relative to a maximum that takes the sink in, probabilities below it are rounded.
     rounded = np.where(sink > top, probability_roundoff(), 0.0)[..., None]
-    error = np.abs(sums) * rounded
+    spread = (counts @ np.abs(rows))[:, :, None]
+    largest = np.where(np.isneginf(top), 0.0, np.maximum(top, sink))[..., None]
+    error = np.abs(sums) * rounded + spread * (merging_roundoff(largest, rows.shape[1]) + sum_roundoff(rows.shape[1]))
     if deviations.active("fp32-probabilities"):
         # Divided before the value product, as a softmax is, equal probabilities round too.
         roundoff = ELEMENTARY_ROUNDOFF + sum_roundoff(rows.shape[1])
-        error = error + (counts @ np.abs(rows))[:, :, None] * roundoff
+        error = error + spread * roundoff
     total = Bounded(sums, error)
     # Without any listed row the quotient is zero over whatever the sink weighs.
     sink_weight = Bounded.exact(np.where(np.isneginf(top), 0.0, sink - top)).exp()

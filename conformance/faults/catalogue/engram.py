@@ -391,4 +391,11 @@ FAULTS: tuple[Fault, ...] = (
         "The search begins above the table size.",
         Edit(LAYOUT, "config.engram_vocab_size - 1", "config.engram_vocab_size"),
     ),
+    Fault(
+        E,
+        "primes-from-one-row-less",
+        "prime-search-not-restarted",
+        "The search begins a row below the table size.",
+        Edit(LAYOUT, "config.engram_vocab_size - 1", "config.engram_vocab_size - 2"),
+    ),
 )

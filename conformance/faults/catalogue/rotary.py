@@ -120,6 +120,38 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         R,
+        "yarn-range-may-pass-the-last-feature",
+        "yarn-ramp",
+        "The upper end of the ramp is not limited to the last feature.",
+        Edit(
+            "rotary.yarn_range",
+            "min(math.ceil(dim(config.beta_slow)), config.rope_head_dim - 1)",
+            "math.ceil(dim(config.beta_slow))",
+        ),
+    ),
+    Fault(
+        R,
+        "yarn-range-limited-to-the-number-of-features",
+        "yarn-ramp",
+        "The upper end of the ramp is limited one too far.",
+        Edit("rotary.yarn_range", "config.rope_head_dim - 1)", "config.rope_head_dim)"),
+    ),
+    Fault(
+        R,
+        "yarn-range-limited-to-the-last-pair",
+        "yarn-ramp",
+        "The upper end of the ramp is limited to the last pair, half as far.",
+        Edit("rotary.yarn_range", "config.rope_head_dim - 1)", "config.rope_head_dim // 2 - 1)"),
+    ),
+    Fault(
+        R,
+        "yarn-range-may-be-negative",
+        "yarn-ramp",
+        "The lower end of the ramp is not limited to the first pair.",
+        Edit("rotary.yarn_range", "max(math.floor(dim(config.beta_fast)), 0)", "math.floor(dim(config.beta_fast))"),
+    ),
+    Fault(
+        R,
         "yarn-range-not-whole",
         "yarn-ramp",
         "The lower end of the ramp is not rounded down.",

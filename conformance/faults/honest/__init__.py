@@ -1,6 +1,7 @@
 """Honest variants of the reference: right, but different where the specification leaves freedom."""
 
 from conformance.faults.honest.conversations import CONVERSATIONS
+from conformance.faults.honest.devices import DEVICES
 from conformance.faults.honest.drafts import DRAFTS
 from conformance.faults.honest.orders import ORDERS
 from conformance.faults.honest.sampling import SAMPLING
@@ -8,7 +9,7 @@ from conformance.faults.honest.storage import STORAGE
 from conformance.faults.honest.variant import HonestVariant
 from conformance.faults.honest.vision import VISION
 
-HONEST_VARIANTS: tuple[HonestVariant, ...] = (*ORDERS, *STORAGE, *VISION, *CONVERSATIONS, *DRAFTS, *SAMPLING)
+HONEST_VARIANTS: tuple[HonestVariant, ...] = (*ORDERS, *DEVICES, *STORAGE, *VISION, *CONVERSATIONS, *DRAFTS, *SAMPLING)
 """All variants, by what they do differently: arithmetic, storage and lists, and how requests are put together."""
 
 NOISE_NAMES = (
@@ -23,6 +24,8 @@ NOISE_NAMES = (
     "list-blocks-of-32",
     "final-maximum",
     "sink-in-maximum",
+    "list-split-and-merged",
+    "maximum-lags-behind",
 )
 
 NOISE_VARIANTS: tuple[HonestVariant, ...] = tuple(variant for variant in HONEST_VARIANTS if variant.name in NOISE_NAMES)

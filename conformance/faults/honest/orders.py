@@ -57,6 +57,27 @@ ORDERS: tuple[HonestVariant, ...] = (
         ),
     ),
     HonestVariant(
+        "heads-and-streams-in-reverse",
+        SUM_ORDER,
+        changes=(
+            Edit(
+                "indexer._score_heads",
+                "weighted.to(compute).sum(dim=2)",
+                "arithmetic.sequential_sum(weighted.to(compute).flip(2), 2)",
+            ),
+            Edit(
+                "hyper_connections.hyper_connection_read",
+                "(pre.unsqueeze(-1) * h).sum(dim=-2)",
+                "arithmetic.sequential_sum((pre.unsqueeze(-1) * h).flip(-2), -2)",
+            ),
+            Edit(
+                "hyper_connections.hyper_connection_write",
+                "for stream in range(h.shape[-2]):",
+                "for stream in reversed(range(h.shape[-2])):",
+            ),
+        ),
+    ),
+    HonestVariant(
         "sums-pairwise",
         SUM_ORDER,
         changes=(

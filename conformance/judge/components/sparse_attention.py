@@ -27,12 +27,22 @@ def probability_roundoff() -> float:
     return 0.0 if deviations.active("fp32-probabilities") else PROBABILITY_ROUNDOFF
 
 
+def merging_roundoff(top: Floats, count: int) -> Floats:
+    """Relative error of the weights by which parts of a list are merged, [...] like the largest scores `top`.
+
+    Workers that share a list of `count` rows each leave a normalised result and the logarithm L of its denominator,
+    about `top` + log(count), and are weighted by exp(L - total): both L are rounded, and a log and an exp are taken.
+    """
+    logarithm: Floats = np.abs(top) + np.log(count + 1.0)
+    return 2 * UNIT_ROUNDOFF * (logarithm + 1.0) + 2 * ELEMENTARY_ROUNDOFF
+
+
 def attend(q: Bounded, kv: Bounded, counts: Floats, maybe: Bools | None, sink: Floats, scale: float) -> Bounded:
     """Output before its rounding, [B,T,H,d], of queries [B,T,H,d] over rows kv [B,N,d].
 
     `counts` [B,T,N] says how often each row is listed; `maybe` marks rows that an honest selection may list or not.
     The softmax weights enter the numerator rounded to bf16 and the denominator unrounded, in fp32, with one rescaling a
-    change of the running maximum.  A query without any row gives zeros.
+    change of the running maximum, or one weight for each part of a split list.  A query without any row gives zeros.
     """
     heads = q.swapaxes(1, 2)
     rows = kv.reshape(kv.shape[0], 1, *kv.shape[1:])
@@ -67,12 +77,14 @@ def attend(q: Bounded, kv: Bounded, counts: Floats, maybe: Bools | None, sink: F
     # Equal probabilities round alike: their errors are one error, and only those of different ones are independent.
     alike = _repeated(weight)
     together, apart = np.where(alike, rounding, 0.0), np.where(alike, 0.0, rounding)
+    # One weight for all rows of a part: its error is not independent from row to row.
+    common = weight * (sum_roundoff(count) + merging_roundoff(top, count))
     numerator_error = (
         accumulated(
             apart @ absolute + weight @ rows.error,
             apart**2 @ absolute**2 + weight**2 @ rows.error**2,
         )
-        + (together + optional + weight * sum_roundoff(count)) @ absolute
+        + (together + optional + common) @ absolute
     )
     value = numerator / denominator
     smallest = np.maximum(denominator - denominator_error, sink_weight * 0.5)
