@@ -64,7 +64,8 @@ def test_an_agreed_checkout_runs_the_golden_model() -> None:
 
 
 def test_a_mistake_in_the_checkout_is_found(checkout: Path) -> None:
-    change(checkout, "self.hc_post(y, h, post, comb), handed_on", "self.hc_post(y, h, post, comb.mT), handed_on")
+    # The factor of 2 of the write coefficients is left out.
+    change(checkout, "self.hc_post(y, h, post, comb), handed_on", "self.hc_post(y, h, 0.5 * post, comb), handed_on")
     assert run_case(case(PREFILL), open_target(f"upstream:{checkout}", agreed=True)).status == "FAIL"
 
 
