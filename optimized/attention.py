@@ -13,7 +13,7 @@ from optimized.norm import rms_norm, rms_norm_quantize_fp8
 from optimized.output_projection import project_turned_back
 from optimized.packed_attention import packed_attention
 from optimized.quantize import FP8_GROUP, dequantize_fp8_weight, quantize_fp8
-from optimized.rotary import rotary_tables, rotate, rotate_at
+from optimized.rotary import rotate, rotate_at, tables_at
 from optimized.rows import write_rows
 from optimized.runtime import Batch, LayerState, Runtime
 from optimized.scoring import publish_selection
@@ -45,9 +45,7 @@ def attention_output(
     config: Config, layer_id: int, weights: Weights, o: torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor:
     """bf16 o [B,T,H,d] of the sparse attention -> turned back, projected, bf16 [B,T,D] (numerics.md 6, item 6)."""
-    tables = rotary_tables(config, layer_id, positions.flatten())
-    places = torch.arange(positions.numel(), device=positions.device).view(positions.shape)
-    low = project_turned_back(o, *tables, places, grouped_weight(weights), config.o_groups)
+    low = project_turned_back(o, *tables_at(config, layer_id, positions), grouped_weight(weights), config.o_groups)
     return linear_fp8(low, weights["wo_b.weight"], weights["wo_b.scale"])
 
 

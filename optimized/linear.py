@@ -39,6 +39,17 @@ class Tiles:
     warps: int
     stages: int
 
+    @property
+    def options(self) -> dict[str, int]:
+        """As the launch of a kernel takes them."""
+        return {
+            "ROWS": self.rows,
+            "COLUMNS": self.columns,
+            "DEPTH": self.depth,
+            "num_warps": self.warps,
+            "num_stages": self.stages,
+        }
+
     def splits(self, rows: int, columns: int, depth: int) -> int:
         """How many programs share the sum of one output tile."""
         if INTERPRETED or rows > SPLIT_ROWS:
@@ -272,7 +283,6 @@ def scaled_product(
     if not out.numel():
         return out
     launch = plan_launch("scaled", out, rows, columns, depth)
-    tiles = launch.tiles
     _scaled_kernel[launch.grid](
         x_codes,
         x_scale,
@@ -284,11 +294,7 @@ def scaled_product(
         depth,
         launch.depth_of_split,
         WEIGHT=kind,
-        ROWS=tiles.rows,
-        COLUMNS=tiles.columns,
-        DEPTH=tiles.depth,
-        num_warps=tiles.warps,
-        num_stages=tiles.stages,
+        **launch.tiles.options,
     )
     gather_splits(launch, out)
     return out
@@ -304,7 +310,6 @@ def _plain_product(x: torch.Tensor, weight: torch.Tensor, out_dtype: torch.dtype
         return out
     precise = torch.float32 in (x.dtype, weight.dtype)
     launch = plan_launch("precise" if precise else "plain", out, rows, columns, depth)
-    tiles = launch.tiles
     _plain_kernel[launch.grid](
         x.contiguous(),
         weight.contiguous(),
@@ -314,11 +319,7 @@ def _plain_product(x: torch.Tensor, weight: torch.Tensor, out_dtype: torch.dtype
         depth,
         launch.depth_of_split,
         PRECISE=precise,
-        ROWS=tiles.rows,
-        COLUMNS=tiles.columns,
-        DEPTH=tiles.depth,
-        num_warps=tiles.warps,
-        num_stages=tiles.stages,
+        **launch.tiles.options,
     )
     gather_splits(launch, out)
     return out

@@ -115,7 +115,6 @@ def project_turned_back(
         return out
     columns = weight.shape[0] // groups
     launch = plan_launch("turned", out, rows, columns, depth, groups)
-    tiles = launch.tiles
     _project_kernel[launch.grid](
         o,
         cos.contiguous(),
@@ -129,11 +128,7 @@ def project_turned_back(
         launch.depth_of_split,
         WIDTH=o.shape[3],
         TURNING=2 * cos.shape[1],
-        ROWS=tiles.rows,
-        COLUMNS=tiles.columns,
-        DEPTH=tiles.depth,
-        num_warps=tiles.warps,
-        num_stages=tiles.stages,
+        **launch.tiles.options,
     )
     gather_splits(launch, out)
     return out

@@ -187,6 +187,14 @@ def rotate_at(
     return out
 
 
+def tables_at(
+    config: Config, layer_id: int, positions: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Tables of the positions alone and the place of each in them: int64 [...] -> fp32 [n, R/2] twice, int64 [...]."""
+    cos, sin = rotary_tables(config, layer_id, positions.flatten())
+    return cos, sin, torch.arange(positions.numel(), device=positions.device).view(positions.shape)
+
+
 def rotate(
     config: Config,
     layer_id: int,
@@ -199,6 +207,4 @@ def rotate(
 
     `form` names a quantiser whose fake quantisation follows in the same kernel.
     """
-    cos, sin = rotary_tables(config, layer_id, positions.flatten())
-    places = torch.arange(positions.numel(), device=positions.device).view(positions.shape)
-    return rotate_at(x, cos, sin, places, inverse, form)
+    return rotate_at(x, *tables_at(config, layer_id, positions), inverse, form)

@@ -135,14 +135,13 @@ def tensor_core_product(a: torch.Tensor, b: torch.Tensor, terms: int = 8, guard_
         products = a[..., inputs].double().unsqueeze(-1) * b[..., inputs, :].double().unsqueeze(-3)
         addends = torch.cat((products, total.unsqueeze(-2)), dim=-2)
         _, exponent = torch.frexp(addends.abs().amax(dim=-2, keepdim=True))
-        total = _cut(_cut(addends, exponent - 24 - guard_bits).sum(dim=-2), None)
+        total = _cut(addends, exponent - 24 - guard_bits).sum(dim=-2)
+        total = _cut(total, torch.frexp(total).exponent - 24)
     return total.to(a.dtype)
 
 
-def _cut(x: torch.Tensor, exponent: torch.Tensor | None) -> torch.Tensor:
-    """float64 [...] toward zero to a multiple of 2**exponent, or to the 24 bits of fp32."""
-    if exponent is None:
-        exponent = torch.frexp(x).exponent - 24
+def _cut(x: torch.Tensor, exponent: torch.Tensor) -> torch.Tensor:
+    """float64 [...] toward zero to a multiple of 2**exponent."""
     step = torch.ldexp(torch.ones_like(x), exponent)
     return torch.trunc(x / step) * step
 

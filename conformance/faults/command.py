@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.table import Table
 
 from conformance.cases import catalogue
-from conformance.cases.case import LEVELS, Case
+from conformance.cases.case import Case
 from conformance.errors import ConformanceError
 from conformance.faults.catalogue import FAULTS
 from conformance.faults.fault import Fault
-from conformance.faults.matrix import LEVEL, Kill, Matrix, one_per_flag, run
+from conformance.faults.matrix import ORDINARY, Kill, Matrix, one_per_flag, run
 from conformance.fixtures import Fixtures
 from conformance.interface import COMPONENTS
 from conformance.report.terminal import make_console
@@ -88,8 +88,7 @@ def chosen_faults(options: FaultOptions) -> list[Fault]:
 def faults(options: FaultOptions) -> int:
     """Run the matrix, print it, and return the exit code: 0 if all are killed and no case is powerless."""
     selected = chosen_faults(options)
-    levels = LEVELS[: LEVELS.index(LEVEL) + 1]
-    cases = [case for case in catalogue.catalogue(Fixtures.open(options.fixtures)) if case.level in levels]
+    cases = [case for case in catalogue.catalogue(Fixtures.open(options.fixtures)) if case.level in ORDINARY]
     narrowed = options.fault is not None or options.expression is not None
     if options.quick:
         cases = [case for case in cases if case.level == "smoke"]

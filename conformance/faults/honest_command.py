@@ -15,11 +15,11 @@ from pathlib import Path
 from rich.console import Console
 
 from conformance.cases import catalogue
-from conformance.cases.case import LEVELS, Case
+from conformance.cases.case import Case
 from conformance.errors import ConformanceError
 from conformance.faults.honest import HONEST_VARIANTS
 from conformance.faults.honest_run import Cases, FalseAlarm, Reach, run
-from conformance.faults.matrix import LEVEL
+from conformance.faults.matrix import ORDINARY
 from conformance.fixtures import Fixtures
 from conformance.interface import COMPONENTS
 from conformance.report.terminal import make_console
@@ -87,11 +87,10 @@ def honest(options: HonestOptions) -> int:
 
 
 def _cases(fixtures: Path | None, components: Sequence[str]) -> tuple[Case, ...]:
-    levels = LEVELS[: LEVELS.index(LEVEL) + 1]
     return tuple(
         case
         for case in catalogue.catalogue(Fixtures.open(fixtures))
-        if case.level in levels and (not components or case.component in components)
+        if case.level in ORDINARY and (not components or case.component in components)
     )
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
 from conformance.cases.case import Case
+from conformance.faults import pool
 from conformance.faults.honest import HONEST_VARIANTS, HonestVariant
 from conformance.faults.matrix import Workbench
 from conformance.faults.prepared import same
@@ -65,12 +64,6 @@ every seed, and every case meets every variant once in so many seeds.  All pairs
 
 Found = tuple[list[FalseAlarm], list[Reach]]
 _benches: dict[Path | None, Workbench] = {}
-
-
-def _begin() -> None:
-    import torch
-
-    torch.set_num_threads(1)
 
 
 def _work(part: Part) -> Found:
@@ -138,8 +131,5 @@ def run(variants: Sequence[HonestVariant], sets: Sequence[Cases], jobs: int) -> 
             parts += [
                 Part(golden.fixtures, names, tuple(ids[i : i + PART]), golden.seed) for i in range(0, len(ids), PART)
             ]
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, max(1, len(parts))), context, _begin) as pool:
-        pending = [pool.submit(_work, part) for part in parts]
-        for number, done in enumerate(as_completed(pending), 1):
-            yield number, len(parts), done.result()
+    for number, found in enumerate(pool.finished(_work, parts, jobs), 1):
+        yield number, len(parts), found

@@ -6,14 +6,13 @@ that makes the mistake is told so.  A case that rejects nothing, not even the cl
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from conformance.cases.case import LEVELS, Case
+from conformance.faults import pool
 from conformance.faults.catalogue import FAULTS
 from conformance.faults.classics import power
 from conformance.faults.fault import Fault
@@ -21,8 +20,8 @@ from conformance.faults.prepared import PreparedCase, same
 from conformance.interface import COMPONENTS
 from conformance.runner import FAILURES
 
-LEVEL = "core"
-"""Cases above this level are tried only with faults whose flag they name: an ordinary run does not include them."""
+ORDINARY = LEVELS[: LEVELS.index("core") + 1]
+"""Cases above these levels are tried only with faults whose flag they name: an ordinary run does not include them."""
 
 
 CASES_AT_A_TIME = 25
@@ -141,12 +140,11 @@ class Workbench:
                 ready.seconds if ready else LEVELS.index(case.level) + 0.1,
             )
 
-        ordinary = LEVELS[: LEVELS.index(LEVEL) + 1]
         tried = (
             case
             for case in self.cases.values()
             if fault.flag in case.flags
-            or (case.level in ordinary and (case.mode != "propagated" or case.component == fault.component))
+            or (case.level in ORDINARY and (case.mode != "propagated" or case.component == fault.component))
         )
         return sorted(tried, key=rank)
 
@@ -200,9 +198,7 @@ _bench: Workbench | None = None
 
 def _begin(fixtures: Path | None) -> None:
     global _bench
-    import torch
-
-    torch.set_num_threads(1)
+    pool.one_thread()
     _bench = Workbench(fixtures)
 
 
@@ -215,22 +211,14 @@ def _work(part: Part) -> tuple[list[Kill], list[Weakness]]:
 def run(
     faults: Sequence[Fault], cases: Sequence[Case], fixtures: Path | None = None, jobs: int = 2
 ) -> Iterator[Matrix]:
-    """Run faults, and the classics for `cases`, component by component; yields the matrix as it grows.
-
-    Patches hold for a whole process, so every worker is a process of its own.
-    """
+    """Run faults, and the classics for `cases`, component by component; yields the matrix as it grows."""
     start = time.perf_counter()
     matrix = Matrix()
-    parts = _parts(faults, cases)
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, max(1, len(parts))), context, _begin, (fixtures,)) as pool:
-        pending: list[Future[tuple[list[Kill], list[Weakness]]]] = [pool.submit(_work, part) for part in parts]
-        for done in as_completed(pending):
-            kills, weaknesses = done.result()
-            matrix.kills += kills
-            matrix.power += weaknesses
-            matrix.seconds = time.perf_counter() - start
-            yield matrix
+    for kills, weaknesses in pool.finished(_work, _parts(faults, cases), jobs, _begin, (fixtures,)):
+        matrix.kills += kills
+        matrix.power += weaknesses
+        matrix.seconds = time.perf_counter() - start
+        yield matrix
 
 
 def _parts(faults: Sequence[Fault], cases: Sequence[Case]) -> list[Part]:

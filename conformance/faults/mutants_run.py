@@ -1,16 +1,13 @@
 """Mutants of the reference against the cases: which of them no case rejects."""
 
 from __future__ import annotations
-import __future__
 
 import importlib
 import inspect
-import multiprocessing
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +17,8 @@ from typing import Any, TypeVar
 from conformance.adapters.in_process import InProcess
 from conformance.adapters.reference import Reference
 from conformance.cases.case import LEVELS, Case
-from conformance.faults.matrix import LEVEL, Workbench
+from conformance.faults import patches, pool
+from conformance.faults.matrix import ORDINARY, Workbench
 from conformance.faults.mutation import Mutant, mutants
 from conformance.faults.patches import PACKAGE, Replace, patched
 from conformance.faults.prepared import same
@@ -142,11 +140,10 @@ def order(bench: Workbench, mutant: Mutant) -> list[Case]:
     """
     home = COMPONENTS.index(component_of(mutant))
     first = 0 if mutant.target.partition(".")[0] in HELPERS else home
-    ordinary = LEVELS[: LEVELS.index(LEVEL) + 1]
     tried = [
         case
         for case in bench.cases.values()
-        if case.level in ordinary
+        if case.level in ORDINARY
         and COMPONENTS.index(case.component) >= first
         and (case.mode != "propagated" or case.component == COMPONENTS[home])
     ]
@@ -160,11 +157,7 @@ def order(bench: Workbench, mutant: Mutant) -> list[Case]:
 def compiled(mutant: Mutant) -> Any:
     """The changed function, in the namespace of its module."""
     module = importlib.import_module(f"{PACKAGE}.{mutant.target.partition('.')[0]}")
-    made: dict[str, Any] = {}
-    code = compile(mutant.source, f"<{mutant.id}>", "exec", flags=__future__.annotations.compiler_flag)
-    exec(code, vars(module), made)
-    (after,) = made.values()
-    return after
+    return patches.compiled(module, mutant.source, f"<{mutant.id}>")
 
 
 def within(seconds: float, action: Callable[[], T]) -> T:
@@ -225,9 +218,7 @@ _bench: MutantWorkbench | None = None
 
 def _begin(fixtures: Path | None) -> None:
     global _bench
-    import torch
-
-    torch.set_num_threads(1)
+    pool.one_thread()
     _bench = MutantWorkbench(fixtures)
 
 
@@ -237,19 +228,6 @@ def _work(part: Sequence[Mutant], limit: float) -> list[Fate]:
 
 
 def run(chosen: Sequence[Mutant], fixtures: Path | None, jobs: int, limit: float) -> Iterator[list[Fate]]:
-    """Put cases to mutants, some mutants at a time; yields what became of them.
-
-    Patches hold for a whole process, so every worker is a process of its own.
-    """
+    """Put cases to mutants, some mutants at a time; yields what became of them."""
     parts = [chosen[first : first + PART] for first in range(0, len(chosen), PART)]
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, len(parts)), context, _begin, (fixtures,)) as pool:
-        pending = [pool.submit(_work, part, limit) for part in parts]
-        try:
-            for done in as_completed(pending):
-                yield done.result()
-        except BaseException:
-            # Who interrupts the run does not wait for what has begun.
-            for worker in multiprocessing.active_children():
-                worker.terminate()
-            raise
+    return pool.finished(partial(_work, limit=limit), parts, jobs, _begin, (fixtures,))

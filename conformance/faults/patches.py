@@ -121,12 +121,17 @@ def _edited(module: ModuleType, function: Any, change: Edit) -> Any:
     edited = source.replace(change.old, change.new)
     if ast.dump(ast.parse(edited)) == ast.dump(ast.parse(source)):
         raise ChangesNothing(f"{change.target}: {change.new!r} means the same as {change.old!r}")
-    made: dict[str, Any] = {}
-    code = compile(edited, f"<{change.target} edited>", "exec", flags=__future__.annotations.compiler_flag)
-    exec(code, vars(module), made)
-    (after,) = made.values()
+    after = compiled(module, edited, f"<{change.target} edited>")
     after.edited_source = edited
     return after
+
+
+def compiled(module: ModuleType, source: str, title: str) -> Any:
+    """The one function that a source defines, in the namespace of a module; `title` stands in tracebacks."""
+    made: dict[str, Any] = {}
+    exec(compile(source, title, "exec", flags=__future__.annotations.compiler_flag), vars(module), made)
+    (function,) = made.values()
+    return function
 
 
 def _forget_cached() -> None:
