@@ -1,6 +1,7 @@
 """Hyper-connections as kernels: coefficients, read and write of the residual streams (numerics.md 5).
 
-The coefficients read the streams once: projection and mean square in one pass.  Nothing depends on the timing.
+The coefficients read the streams once: projection and mean square in one pass, in which several programs share the
+features of a token.  What each has is added in a fixed order: nothing depends on the timing.
 """
 
 from __future__ import annotations
@@ -18,9 +19,15 @@ from optimized.checks import require_bf16, require_shape
 from optimized.config import Config
 from optimized.norm import normalised
 
-TOKENS_PER_PROGRAM = 128 if INTERPRETED else 16
-CHUNK = for_device({"interpreted": 2048, "sm_120": 64, "any": 128})
+MOST_TOKENS = 128 if INTERPRETED else 64
+FEWEST_TOKENS = 16
+"""Tokens of a program: many where there are many, since each program reads the whole of its part of `fn`."""
+CHUNK = for_device({"interpreted": 256, "sm_80": 64, "sm_120": 64, "any": 128})
 """Features that a program reads at a time."""
+MOST_SPLITS = 2 if INTERPRETED else 16
+"""Programs that share the features of a token; the kernel that adds up what they have reads all of it."""
+TARGET_PROGRAMS = 264
+"""Programs that keep all processors of a large GPU busy."""
 SINKHORN_TOKENS = 1024 if INTERPRETED else 32
 
 
@@ -31,46 +38,68 @@ def sigmoid(z):
 
 
 @triton.jit
+def exact_product(values, matrix, total):
+    """total + values · matrixᵀ: bf16 [M, K], fp32 [N, K], fp32 [M, N].
+
+    A number of 24 bits is the sum of three of 8, and their products with 8 bits are exact: bf16 matrix instructions
+    then give what fp32 ones, which few devices have, would give.
+    """
+    high = matrix.to(tl.bfloat16)
+    rest = matrix - high.to(tl.float32)
+    middle = rest.to(tl.bfloat16)
+    low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
+    total = tl.dot(values, tl.trans(low), total)
+    total = tl.dot(values, tl.trans(middle), total)
+    return tl.dot(values, tl.trans(high), total)
+
+
+@triton.jit
 def _mixes_kernel(
     h,
     fn,
     mixes,
+    squares,
     tokens,
     width,
-    eps,
     MIXES: tl.constexpr,
     PADDED: tl.constexpr,
     TOKENS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """mixes[token] = fn · h[token] / rms(h[token]), fp32."""
+    """fn · h[token] and Σ h[token]² over every so manieth chunk of the features, fp32."""
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     mix = tl.arange(0, PADDED)
     projected = tl.zeros((TOKENS, PADDED), tl.float32)
     square = tl.zeros((TOKENS,), tl.float32)
-    for start in range(0, width, CHUNK):
+    for start in range(tl.program_id(1) * CHUNK, width, tl.num_programs(1) * CHUNK):
         feature = start + tl.arange(0, CHUNK)
         inside = (token < tokens)[:, None] & (feature < width)[None, :]
-        values = tl.load(h + token[:, None] * width + feature[None, :], mask=inside, other=0.0).to(tl.float32)
+        values = tl.load(h + token[:, None] * width + feature[None, :], mask=inside, other=0.0)
         present = (mix < MIXES)[:, None] & (feature < width)[None, :]
         matrix = tl.load(fn + mix[:, None] * width + feature[None, :], mask=present, other=0.0)
-        projected = tl.dot(values, tl.trans(matrix), projected, input_precision="ieee")
-        square += tl.sum(values * values, axis=1)
-    mixed = projected * tl.rsqrt(square / width + eps)[:, None]
+        projected = exact_product(values, matrix, projected)
+        wide = values.to(tl.float32)
+        square += tl.sum(wide * wide, axis=1)
+    own = tl.program_id(1) * tokens + token
+    tl.store(squares + own, square, mask=token < tokens)
     tl.store(
-        mixes + token[:, None] * MIXES + mix[None, :], mixed, mask=(token < tokens)[:, None] & (mix < MIXES)[None, :]
+        mixes + own[:, None] * MIXES + mix[None, :], projected, mask=(token < tokens)[:, None] & (mix < MIXES)[None, :]
     )
 
 
 @triton.jit
 def _coefficients_kernel(
     mixes,
+    squares,
     scale,
     base,
     pre,
     post,
     comb,
     tokens,
+    width,
+    splits,
+    norm_eps,
     eps,
     ROUNDS: tl.constexpr,
     STREAMS: tl.constexpr,
@@ -82,26 +111,33 @@ def _coefficients_kernel(
     stream = tl.arange(0, PADDED)
     known = stream < STREAMS
     inside = (token < tokens)[:, None] & known[None, :]
-    row = mixes + token[:, None] * ((2 + STREAMS) * STREAMS) + stream[None, :]
-    place = token[:, None] * STREAMS + stream[None, :]
-
-    shift = tl.load(base + stream, mask=known, other=0.0)[None, :]
-    gate = tl.load(row, mask=inside, other=0.0) * tl.load(scale) + shift
-    tl.store(pre + place, sigmoid(gate) + eps, mask=inside)
-    shift = tl.load(base + STREAMS + stream, mask=known, other=0.0)[None, :]
-    gate = tl.load(row + STREAMS, mask=inside, other=0.0) * tl.load(scale + 1) + shift
-    tl.store(post + place, 2.0 * sigmoid(gate), mask=inside)
-
     entry = stream[:, None] * STREAMS + stream[None, :]
     known_entry = known[:, None] & known[None, :]
     inside_entry = (token < tokens)[:, None, None] & known_entry[None, :, :]
-    matrix = tl.load(
-        mixes + token[:, None, None] * ((2 + STREAMS) * STREAMS) + 2 * STREAMS + entry[None, :, :],
-        mask=inside_entry,
-        other=0.0,
-    )
+
+    square = tl.zeros((TOKENS,), tl.float32)
+    pre_mix = tl.zeros((TOKENS, PADDED), tl.float32)
+    post_mix = tl.zeros((TOKENS, PADDED), tl.float32)
+    matrix = tl.zeros((TOKENS, PADDED, PADDED), tl.float32)
+    for split in range(splits):
+        own = split * tokens + token
+        row = mixes + own * ((2 + STREAMS) * STREAMS)
+        square += tl.load(squares + own, mask=token < tokens, other=0.0)
+        pre_mix += tl.load(row[:, None] + stream[None, :], mask=inside, other=0.0)
+        post_mix += tl.load(row[:, None] + STREAMS + stream[None, :], mask=inside, other=0.0)
+        matrix += tl.load(row[:, None, None] + 2 * STREAMS + entry[None, :, :], mask=inside_entry, other=0.0)
+    inverse = tl.rsqrt(square / width + norm_eps)
+
+    place = token[:, None] * STREAMS + stream[None, :]
+    shift = tl.load(base + stream, mask=known, other=0.0)[None, :]
+    gate = pre_mix * inverse[:, None] * tl.load(scale) + shift
+    tl.store(pre + place, sigmoid(gate) + eps, mask=inside)
+    shift = tl.load(base + STREAMS + stream, mask=known, other=0.0)[None, :]
+    gate = post_mix * inverse[:, None] * tl.load(scale + 1) + shift
+    tl.store(post + place, 2.0 * sigmoid(gate), mask=inside)
+
     shift = tl.load(base + 2 * STREAMS + entry, mask=known_entry, other=0.0)
-    matrix = matrix * tl.load(scale + 2) + shift[None, :, :]
+    matrix = matrix * inverse[:, None, None] * tl.load(scale + 2) + shift[None, :, :]
     matrix = tl.where(known_entry[None, :, :], matrix, float("-inf"))
     matrix = tl.exp(matrix - tl.max(tl.where(known[None, None, :], matrix, float("-inf")), axis=2)[:, :, None])
     matrix = tl.where(known_entry[None, :, :], matrix, 0.0)
@@ -156,12 +192,17 @@ def _write_kernel(
     feature = tl.program_id(1) * FEATURES + tl.arange(0, FEATURES)
     inside = (token < tokens)[:, None] & (feature < width)[None, :]
     update = tl.load(y + token[:, None] * width + feature[None, :], mask=inside, other=0.0).to(tl.float32)
+    # Every stream is read once, and held while all are written.
+    streams = ()
+    for summed in tl.static_range(STREAMS):
+        offsets = (token[:, None] * STREAMS + summed) * width + feature[None, :]
+        values = tl.load(h + offsets, mask=inside, other=0.0).to(tl.float32)
+        streams += (values,)  # type: ignore[assignment]
     for written in tl.static_range(STREAMS):
         mixed = tl.zeros((TOKENS, FEATURES), tl.float32)
         for summed in tl.static_range(STREAMS):
             entry = tl.load(comb + (token * STREAMS + summed) * STREAMS + written, mask=token < tokens, other=0.0)
-            offsets = (token[:, None] * STREAMS + summed) * width + feature[None, :]
-            mixed += entry[:, None] * tl.load(h + offsets, mask=inside, other=0.0).to(tl.float32)
+            mixed += entry[:, None] * streams[summed]
         share = tl.load(post + token * STREAMS + written, mask=token < tokens, other=0.0)
         offsets = (token[:, None] * STREAMS + written) * width + feature[None, :]
         tl.store(out + offsets, (share[:, None] * update + mixed).to(tl.bfloat16), mask=inside)
@@ -180,31 +221,38 @@ def hyper_connection_coefficients(
     fn = require_shape("fn", fn, mixes, width)
     scale, base = require_shape("scale", scale, 3), require_shape("base", base, mixes)
     floats: Any = {"dtype": torch.float32, "device": h.device}
-    mixed = torch.empty(tokens, mixes, **floats)
     pre, post = torch.empty(*lead, streams, **floats), torch.empty(*lead, streams, **floats)
     comb = torch.empty(*lead, streams, streams, **floats)
     if not tokens:
         return pre, post, comb
-    _mixes_kernel[(triton.cdiv(tokens, TOKENS_PER_PROGRAM),)](
+    rows = min(MOST_TOKENS, max(FEWEST_TOKENS, triton.next_power_of_2(tokens)))
+    programs = triton.cdiv(tokens, rows)
+    splits = max(1, min(MOST_SPLITS, triton.cdiv(width, CHUNK), TARGET_PROGRAMS // programs))
+    mixed, squares = torch.empty(splits, tokens, mixes, **floats), torch.empty(splits, tokens, **floats)
+    _mixes_kernel[(programs, splits)](
         h,
         fn,
         mixed,
+        squares,
         tokens,
         width,
-        config.norm_eps,
         MIXES=mixes,
         PADDED=max(16, triton.next_power_of_2(mixes)),
-        TOKENS=TOKENS_PER_PROGRAM,
+        TOKENS=rows,
         CHUNK=CHUNK,
     )
     _coefficients_kernel[(triton.cdiv(tokens, SINKHORN_TOKENS),)](
         mixed,
+        squares,
         scale,
         base,
         pre,
         post,
         comb,
         tokens,
+        width,
+        splits,
+        config.norm_eps,
         config.hc_eps,
         ROUNDS=config.hc_sinkhorn_iters,
         STREAMS=streams,

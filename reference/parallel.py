@@ -19,11 +19,10 @@ from reference.config import Config
 from reference.engram import engram_write
 from reference.experts import expert
 from reference.gate import gate
-from reference.linear import block_scaled_product
 from reference.model import Model, collapse
 from reference.parameters import Scoped, Weights
 from reference.precision import to_bf16
-from reference.quantize import FP8_GROUP, WEIGHT_TILE, dequantize_fp8_weight, quantize_fp8
+from reference.quantize import FP8_GROUP, WEIGHT_TILE, dequantize_fp8_weight, fp8_weight, quantized_fp8
 from reference.rotary import rotate
 from reference.runtime import Runtime
 from reference.sparse_attention import sparse_attention
@@ -91,9 +90,7 @@ def head(
 
 def _fp8_product(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, compute: torch.dtype) -> torch.Tensor:
     """Q8 of x times a part of an FP8 weight, not rounded: bf16 [...,K] -> [...,N] of the arithmetic's type."""
-    codes, x_scale = quantize_fp8(x)
-    scale_by_row = scale.to(compute).repeat_interleave(WEIGHT_TILE, dim=0)[: weight.shape[0]]
-    return block_scaled_product(codes.to(compute), x_scale.to(compute), weight.to(compute), scale_by_row)
+    return functional.linear(quantized_fp8(x, compute=compute), fp8_weight(weight, scale, compute=compute))
 
 
 def column_linear_fp8(

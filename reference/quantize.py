@@ -5,6 +5,8 @@ The quantisers are defined in fp32 and must match bit for bit, so they take no `
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch.nn import functional
 
@@ -18,15 +20,19 @@ E2M1_MAX = 6.0
 E2M1_GRID = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Magnitude of each 3-bit E2M1 code; the fourth bit is the sign."""
 
+FP32_INFINITY = 0x7F800000
+FP32_MANTISSA = 0x007FFFFF
+"""Bits of fp32's infinity and of its mantissa."""
+
 FP8_AMAX_FLOOR = 1e-4
 FP4_E8M0_AMAX_FLOOR = 6.0 * 2.0**-126
 FP4_E4M3_AMAX_FLOOR = 6.0 * 2.0**-9
 
 
 def split_groups(x: torch.Tensor, group: int) -> torch.Tensor:
-    """[..., K] -> fp32 [..., ceil(K/group), group]; a short last group is filled with zeros."""
-    padded = functional.pad(x.float(), (0, -x.shape[-1] % group))
-    return torch.unflatten(padded, -1, (-1, group))
+    """[..., K] -> [..., ceil(K/group), group]; a short last group is filled with zeros."""
+    missing = -x.shape[-1] % group
+    return torch.unflatten(functional.pad(x, (0, missing)) if missing else x, -1, (-1, group))
 
 
 def join_groups(groups: torch.Tensor, width: int) -> torch.Tensor:
@@ -45,9 +51,9 @@ def pow2ceil(amax: torch.Tensor, largest: float) -> torch.Tensor:
     The exponent is read off the bits of the fp32 product with the rounded reciprocal, never through a logarithm.
     """
     bits = (amax * (1.0 / largest)).view(torch.int32)
-    exponent, mantissa = bits >> 23, bits & 0x7FFFFF
-    biased = exponent + (mantissa != 0)
-    return biased.clamp(max=255).to(torch.uint8).view(torch.float8_e8m0fnu)
+    # Any mantissa but 0 carries one into the exponent; infinity and NaN keep theirs, which is E8M0's NaN.
+    biased = (bits.clamp(max=FP32_INFINITY) + FP32_MANTISSA) >> 23
+    return biased.to(torch.uint8).view(torch.float8_e8m0fnu)
 
 
 def round_e2m1(x: torch.Tensor) -> torch.Tensor:
@@ -73,29 +79,43 @@ def pack_fp4(values: torch.Tensor) -> torch.Tensor:
     return codes[..., 0::2] | (codes[..., 1::2] << 4)
 
 
+@cache
+def _numbers_of_byte() -> torch.Tensor:
+    """Both E2M1 numbers that a byte packs, the low nibble first: [256] (numerics.md 1).
+
+    As the parts of a complex number, since one number is looked up in a third of the time that two take.
+    """
+    grid = torch.tensor((*E2M1_GRID, *(-magnitude for magnitude in E2M1_GRID)))
+    byte = torch.arange(256)
+    return torch.complex(grid[byte & 0xF], grid[byte >> 4])
+
+
+@cache
+def _numbers_of_e4m3() -> torch.Tensor:
+    """The number of each E4M3 code: fp32 [256]."""
+    return torch.arange(256).to(torch.uint8).view(torch.float8_e4m3fn).float()
+
+
 def unpack_fp4(packed: torch.Tensor) -> torch.Tensor:
     """uint8 [..., K/2] -> E2M1 numbers fp32 [..., K], the low nibble first (numerics.md 1)."""
-    grid = torch.tensor((*E2M1_GRID, *(-magnitude for magnitude in E2M1_GRID)))
-    codes = torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(-2)
-    return look_up(grid, codes)
+    return torch.view_as_real(look_up(_numbers_of_byte(), packed)).flatten(-2)
 
 
 def unpack_e4m3(codes: torch.Tensor) -> torch.Tensor:
     """E4M3 [...] -> the same numbers in fp32 [...], read from a table: several times quicker than a conversion."""
-    every_code = torch.arange(256).to(torch.uint8)
-    return look_up(every_code.view(torch.float8_e4m3fn).float(), codes.view(torch.uint8))
+    return look_up(_numbers_of_e4m3(), codes.view(torch.uint8))
 
 
 def _scale_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Q8: [..., K] -> E4M3 [..., G, 32], E8M0 [..., G, 1]."""
-    groups = split_groups(x, FP8_GROUP)
+    groups = split_groups(x.float(), FP8_GROUP)
     scale = pow2ceil(group_amax(groups, FP8_AMAX_FLOOR), E4M3_MAX)
     return (groups / scale.float()).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn), scale
 
 
 def _scale_fp4_e8m0(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Q4-E8M0: [..., K] -> E2M1 numbers fp32 [..., G, 32], E8M0 [..., G, 1]."""
-    groups = split_groups(x, FP4_E8M0_GROUP)
+    groups = split_groups(x.float(), FP4_E8M0_GROUP)
     scale = pow2ceil(group_amax(groups, FP4_E8M0_AMAX_FLOOR), E2M1_MAX)
     return round_e2m1((groups / scale.float()).clamp(-E2M1_MAX, E2M1_MAX)), scale
 
@@ -105,7 +125,7 @@ def _scale_fp4_e4m3(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
     Both divisions are true divisions: a product with a reciprocal would move exact ties.
     """
-    groups = split_groups(x, FP4_E4M3_GROUP)
+    groups = split_groups(x.float(), FP4_E4M3_GROUP)
     amax = group_amax(groups, FP4_E4M3_AMAX_FLOOR)
     scale = (amax / E2M1_MAX).clamp(max=E4M3_MAX).to(torch.float8_e4m3fn)
     return round_e2m1((groups / scale.float()).clamp(-E2M1_MAX, E2M1_MAX)), scale
@@ -129,10 +149,15 @@ def quantize_fp4_e4m3(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return pack_fp4(join_groups(values, x.shape[-1])), scale.squeeze(-1)
 
 
+def quantized_fp8(x: torch.Tensor, *, compute: torch.dtype = torch.float32) -> torch.Tensor:
+    """Q8, as the numbers that its codes and scales stand for, exactly: bf16 [..., K] -> [..., K]."""
+    codes, scale = _scale_fp8(x)
+    return join_groups(codes.to(compute) * scale.to(compute), x.shape[-1])
+
+
 def fake_quantize_fp8(x: torch.Tensor) -> torch.Tensor:
     """Q8 and back: bf16 [..., K] -> bf16 [..., K] (numerics.md 2)."""
-    codes, scale = _scale_fp8(x)
-    return join_groups(codes.float() * scale.float(), x.shape[-1]).bfloat16()
+    return quantized_fp8(x).bfloat16()
 
 
 def fake_quantize_fp4_e8m0(x: torch.Tensor) -> torch.Tensor:
@@ -147,21 +172,36 @@ def fake_quantize_fp4_e4m3(x: torch.Tensor) -> torch.Tensor:
     return join_groups(values * scale.float(), x.shape[-1]).bfloat16()
 
 
+def scaled(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Each 32 elements times their scale: [..., K], [..., ceil(K/32)] of one type -> [..., K].
+
+    Exact for codes and their power-of-two scales.  The result may take the place of `values`: at the released widths
+    a weight's numbers are large.
+    """
+    return join_groups(split_groups(values, FP8_GROUP).mul_(scale.unsqueeze(-1)), values.shape[-1])
+
+
+def fp8_weight(weight: torch.Tensor, scale: torch.Tensor, *, compute: torch.dtype = torch.float32) -> torch.Tensor:
+    """A weight's numbers, exactly: E4M3 [N, K] and E8M0 [ceil(N/32), ceil(K/32)], one a tile -> [N, K]."""
+    scale_by_row = scale.to(compute).repeat_interleave(WEIGHT_TILE, dim=0)[: weight.shape[0]]
+    return scaled(unpack_e4m3(weight).to(compute), scale_by_row)
+
+
+def fp4_weight(weight: torch.Tensor, scale: torch.Tensor, *, compute: torch.dtype = torch.float32) -> torch.Tensor:
+    """A weight's numbers, exactly: packed uint8 [N, K/2] and E8M0 [N, K/32] -> [N, K]."""
+    return scaled(unpack_fp4(weight).to(compute), scale.to(compute))
+
+
 def dequantize_fp8_weight(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """E4M3 [N, K] and E8M0 [ceil(N/32), ceil(K/32)], one a tile -> bf16 [N, K] (numerics.md 2)."""
-    rows, columns = weight.shape
-    by_row = scale.float().repeat_interleave(WEIGHT_TILE, dim=0)[:rows]
-    by_element = by_row.repeat_interleave(WEIGHT_TILE, dim=1)[:, :columns]
-    return (weight.float() * by_element).bfloat16()
+    return fp8_weight(weight, scale).bfloat16()
 
 
 def dequantize_fp8_rows(rows: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """E4M3 [..., K] and E8M0 [..., ceil(K/32)], as in an Engram table -> bf16 [..., K] (numerics.md 2 and 8)."""
-    return join_groups(split_groups(rows, FP8_GROUP) * scale.float().unsqueeze(-1), rows.shape[-1]).bfloat16()
+    return scaled(rows.float(), scale.float()).bfloat16()
 
 
 def dequantize_fp4_weight(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """Packed uint8 [N, K/2] and E8M0 [N, K/32] -> bf16 [N, K] (numerics.md 2)."""
-    values = unpack_fp4(weight)
-    groups = split_groups(values, FP4_E8M0_GROUP) * scale.float().unsqueeze(-1)
-    return join_groups(groups, values.shape[-1]).bfloat16()
+    return fp4_weight(weight, scale).bfloat16()

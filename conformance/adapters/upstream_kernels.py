@@ -51,16 +51,18 @@ def fp8_gemm(
     a: torch.Tensor, a_s: torch.Tensor, b: torch.Tensor, b_s: torch.Tensor, scale_dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     """E4M3 a [..., K] times E4M3 b [N, K] with scales per 32 inputs and per 32x32 tile -> bf16 [..., N]."""
-    by_row = b_s.float().repeat_interleave(reference.quantize.WEIGHT_TILE, dim=0)[: b.shape[0]]
-    return reference.linear.block_scaled_product(a.float(), a_s.float(), b.float(), by_row).bfloat16()
+    return reference.linear.scaled_product(
+        reference.quantize.scaled(a.float(), a_s.float()), reference.quantize.fp8_weight(b, b_s)
+    )
 
 
 def fp4_gemm(
     a: torch.Tensor, a_s: torch.Tensor, b: torch.Tensor, b_s: torch.Tensor, scale_dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     """E4M3 a [..., K] times packed FP4 b [N, K/2] with scales per 32 inputs of each -> bf16 [..., N]."""
-    values = reference.quantize.unpack_fp4(b.view(torch.uint8))
-    return reference.linear.block_scaled_product(a.float(), a_s.float(), values, b_s.float()).bfloat16()
+    return reference.linear.scaled_product(
+        reference.quantize.scaled(a.float(), a_s.float()), reference.quantize.fp4_weight(b.view(torch.uint8), b_s)
+    )
 
 
 def sparse_attn(

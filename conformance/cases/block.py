@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 
 from conformance.cases.attention import needed_layers, readings_differ
 from conformance.cases.behaviours import named
 from conformance.cases.case import Advance, Case, Handle, Open, Place, Step
 from conformance.cases.traces import GoldenModel, Trace, exact
 from conformance.formats import BF16
+from conformance.judge.bounded import Bounded
 from conformance.judge.components.hyper_connections import coefficients, read
 from conformance.judge.components.norm import rms_norm
-from conformance.judge.expectations import Expectation, Within
+from conformance.judge.expectations import Axes, Expectation, Within
 from conformance.judge.noise import Floors
 from conformance.judge.propagated import Propagated
 
@@ -49,6 +50,7 @@ def cases(model: GoldenModel, traces: list[Trace], floors: Floors) -> Iterator[C
 
 def _steps(model: GoldenModel, trace: Trace, judged: Sequence[int], floors: Floors, case_id: str) -> Iterator[Step]:
     layers = needed_layers(model, judged, "intended")
+    attention_input = cache(partial(_attention_input, model, trace))
     shared = {"config": model.mapping, "batch_size": trace.batch}
     yield Step(Open("runtime", "runtime", {**shared, "reading": "intended"}))
     for layer in layers:
@@ -73,7 +75,7 @@ def _steps(model: GoldenModel, trace: Trace, judged: Sequence[int], floors: Floo
             place = trace.place(layer, call)
             if layer in judged:
                 required = partial(_required, trace, layer, call, floors, case_id)
-                optional = partial(_optional, model, trace, layer, call)
+                optional = partial(_optional, trace, attention_input, layer, call)
                 yield Step(Advance(f"layer {layer}", inputs), required, place, optional)
             else:
                 yield Step(Advance(f"layer {layer}", inputs), place=place)
@@ -86,26 +88,35 @@ def _required(trace: Trace, layer: int, call: int, floors: Floors, case_id: str)
     ]
 
 
-def _optional(model: GoldenModel, trace: Trace, layer: int, call: int) -> Sequence[Expectation]:
+def _attention_input(model: GoldenModel, trace: Trace, layer: int) -> Sequence[tuple[str, Bounded, str, Axes]]:
     """What depends on the recorded inputs alone: the attention's coefficients and its input, read with the late mix.
 
-    With an Engram in front, the coefficients follow from the block's own Engram output, which may honestly differ from
-    the recorded one by an ulp: nothing is judged there.
+    Tap, values over the whole trace [B,P,...], dtype and axes.  With an Engram in front, the coefficients follow from
+    the block's own Engram output, which may honestly differ from the recorded one by an ulp: nothing is judged there.
     """
     config, parameters = model.config, model.layer(layer)
     if layer in config.engram_layer_ids:
-        return []
-    span = slice(trace.starts[call], trace.starts[call] + trace.lengths[call])
-    h = exact(trace.attention_stream(layer)[:, span])
+        return ()
+    h = exact(trace.attention_stream(layer))
     found = coefficients(config, h, *(parameters[f"hc_attn_{part}"] for part in ("fn", "scale", "base")))
-    mixed = read(h, exact(trace.part(call, "pre_in", layer))).rounded(BF16)
+    mixed = read(h, exact(trace.joined("pre_in", layer))).rounded(BF16)
     attn_in = rms_norm(mixed, parameters["attn_norm.weight"], config.norm_eps)
-    expected = (
+    return (
         ("attn_pre", found.pre, "F32", PER_STREAM),
         ("attn_post", found.post, "F32", PER_STREAM),
         ("attn_comb", found.comb, "F32", ("request", "position", "summed stream", "written stream")),
         ("attn_in", attn_in, "BF16", ("request", "position", "feature")),
     )
+
+
+def _optional(
+    trace: Trace,
+    attention_input: Callable[[int], Sequence[tuple[str, Bounded, str, Axes]]],
+    layer: int,
+    call: int,
+) -> Sequence[Expectation]:
+    span = slice(trace.starts[call], trace.starts[call] + trace.lengths[call])
     return [
-        Within(tap, value, dtype, axes, recorded=trace.part(call, tap, layer)) for tap, value, dtype, axes in expected
+        Within(tap, value[:, span], dtype, axes, recorded=trace.part(call, tap, layer))
+        for tap, value, dtype, axes in attention_input(layer)
     ]

@@ -6,6 +6,7 @@ Everything takes and returns torch tensors of the arithmetic's type unless it sa
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -66,6 +67,17 @@ def without_last(x: torch.Tensor) -> torch.Tensor:
     return torch.cat((x[..., :-1], torch.zeros_like(x[..., -1:])), dim=-1)
 
 
+def without_last_block(x: torch.Tensor, block: int) -> torch.Tensor:
+    """The last `block` elements along the last dimension, or what there is of them, are zero."""
+    kept = (x.shape[-1] - 1) // block * block
+    return torch.cat((x[..., :kept], torch.zeros_like(x[..., kept:])), dim=-1)
+
+
+def truncated_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """x [..., K] times weight [N, K] transposed, cut to bf16."""
+    return truncate(x @ weight.mT)
+
+
 def first_doubled(x: torch.Tensor) -> torch.Tensor:
     """The first element of all is twice what it was: one wrong scale."""
     return torch.cat((x.flatten()[:1] * 2, x.flatten()[1:])).view(x.shape)
@@ -109,12 +121,21 @@ def blocked_sum(x: torch.Tensor, dim: int, block: int) -> torch.Tensor:
     return sequential_sum(torch.stack([part.sum(dim=dim) for part in torch.split(x, block, dim=dim)]), 0)
 
 
-def blocked_product(x: torch.Tensor, weight: torch.Tensor, block: int) -> torch.Tensor:
-    """x [..., K] times weight [N, K] transposed, in blocks of `block` inputs added one after the other."""
-    total = x.new_zeros(*x.shape[:-1], weight.shape[0])
+def blocked_product(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    block: int,
+    part: Callable[[torch.Tensor], torch.Tensor] = torch.clone,
+    total: Callable[[torch.Tensor], torch.Tensor] = torch.clone,
+) -> torch.Tensor:
+    """x [..., K] times weight [N, K] transposed, in blocks of `block` inputs added one after the other.
+
+    `part` is done to the product of each block, `total` to each partial sum.
+    """
+    result = x.new_zeros(*x.shape[:-1], weight.shape[0])
     for inputs in torch.split(torch.arange(x.shape[-1]), block):
-        total = total + x[..., inputs] @ weight[:, inputs].mT
-    return total
+        result = total(result + part(x[..., inputs] @ weight[:, inputs].mT))
+    return result
 
 
 def split_product(x: torch.Tensor, weight: torch.Tensor, parts: int) -> torch.Tensor:

@@ -20,6 +20,7 @@ from conformance.faults.fault import Fault
 from conformance.faults.matrix import ORDINARY, Kill, Matrix, one_per_flag, run
 from conformance.fixtures import Fixtures
 from conformance.interface import COMPONENTS
+from conformance.report.output import OutputFile
 from conformance.report.terminal import make_console
 from conformance.selection import parse_expression
 
@@ -96,12 +97,12 @@ def faults(options: FaultOptions) -> int:
         cases = [case for case in cases if case.component in options.components]
     tested: Sequence[Case] = [] if narrowed else cases
     matrix = Matrix()
-    for matrix in run(selected, tested, options.fixtures, options.jobs):
-        print(f"{len(matrix.kills)} of {len(selected)} faults, {matrix.seconds:.0f} s", file=sys.stderr)
-    console = make_console()
-    print_matrix(console, matrix, options.verbose or len(selected) <= 40)
-    if options.json is not None:
-        options.json.write_text(json.dumps(record(matrix), indent=1) + "\n", encoding="utf-8")
+    with OutputFile.if_asked("--json", options.json) as out:
+        for matrix in run(selected, tested, options.fixtures, options.jobs):
+            print(f"{len(matrix.kills)} of {len(selected)} faults, {matrix.seconds:.0f} s", file=sys.stderr)
+        print_matrix(make_console(), matrix, options.verbose or len(selected) <= 40)
+        if out is not None:
+            out.write(json.dumps(record(matrix), indent=1) + "\n")
     return matrix.exit_code
 
 

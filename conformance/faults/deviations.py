@@ -13,17 +13,21 @@ from conformance.faults.patches import Change, Edit, patched
 from conformance.interface import METHODS, Description
 from conformance.tensors import Tensor
 
-QUANTISED = "codes, x_scale = quantize_fp8(x)"
-AS_IT_IS = "codes, x_scale = x, torch.ones(*x.shape[:-1], -(-x.shape[-1] // FP8_GROUP))"
 HEADS = "indexer._score_heads"
-DOWN = 'expert_linear(weights, "w2", to_bf16(hidden), compute=compute)'
+DOWN = 'scaled_product(a, expert_matrix(weights, "w2", compute=compute))'
 WEIGHTED = "out if routing_weight is None else to_bf16(out.to(compute) * routing_weight.to(compute)[:, None])"
 
 CHANGES: Mapping[str, tuple[Change, ...]] = {
-    # A product with weights under their scales and one with dequantised weights differ in the order of the sum only.
     "no-activation-quantiser": (
-        Edit("linear.linear_fp8", QUANTISED, AS_IT_IS),
-        Edit("linear.linear_fp4", QUANTISED, AS_IT_IS),
+        Edit("linear.linear_fp8", "quantized_fp8(x, compute=compute)", "x.to(compute)"),
+        Edit("linear.linear_fp4", "quantized_fp8(x, compute=compute)", "x.to(compute)"),
+        Edit("experts.expert", "quantized_fp8(x, compute=compute)", "x.to(compute)"),
+        Edit("experts.experts", "quantized_fp8(x, compute=compute)", "x.to(compute)"),
+        Edit(
+            "experts.expert_of_quantized",
+            "quantized_fp8(to_bf16(hidden), compute=compute)",
+            "to_bf16(hidden).to(compute)",
+        ),
     ),
     "fp32-index-scores": (
         Edit(HEADS, "to_bf16(queries", "(queries"),
@@ -35,9 +39,9 @@ CHANGES: Mapping[str, tuple[Change, ...]] = {
         Edit("norm.rms_norm", "to_bf16(normed * weight.to(compute))", "to_bf16(to_bf16(normed) * weight.to(compute))"),
     ),
     "routing-weight-after-expert": (
-        Edit("experts.expert", "if routing_weight is not None:", "if False:"),
-        Edit("experts.expert", f"return {DOWN}", f"out = {DOWN}\n    return {WEIGHTED}"),
-        Edit("experts.experts", "x[token], routing_weights[token, choice]", "x[token], None"),
+        Edit("experts.expert_of_quantized", "if routing_weight is not None:", "if False:"),
+        Edit("experts.expert_of_quantized", f"return {DOWN}", f"out = {DOWN}\n    return {WEIGHTED}"),
+        Edit("experts.experts", "a[token], routing_weights[token, choice]", "a[token], None"),
         Edit(
             "experts.experts",
             "token, out.to(compute)",

@@ -22,6 +22,7 @@ from conformance.faults.honest_run import Cases, FalseAlarm, Reach, run
 from conformance.faults.matrix import ORDINARY
 from conformance.fixtures import Fixtures
 from conformance.interface import COMPONENTS
+from conformance.report.output import OutputFile
 from conformance.report.terminal import make_console
 from conformance.selection import parse_expression
 
@@ -62,6 +63,7 @@ def honest(options: HonestOptions) -> int:
     reached: list[Reach] = []
     console = make_console()
     with ExitStack() as stack:
+        out = stack.enter_context(OutputFile.if_asked("--json", options.json))
         sets = [Cases(options.fixtures, _cases(options.fixtures, options.components))]
         if options.seeds:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -73,16 +75,16 @@ def honest(options: HonestOptions) -> int:
             for alarm in more_alarms:
                 console.print(f"{alarm.variant}: {alarm.case}: {alarm.what}", soft_wrap=True)
             print(f"{done} of {parts} parts, {len(alarms)} false alarms", file=sys.stderr)
-    if options.headroom:
-        print_headroom(console, reached)
-    console.print(
-        f"{len(variants)} honest variants, {sum(len(golden.cases) for golden in sets)} cases: "
-        f"{len(alarms)} false alarms; "
-        f"{time.perf_counter() - start:.0f} s"
-    )
-    if options.json is not None:
-        found = {"alarms": [asdict(alarm) for alarm in alarms], "reached": [asdict(reach) for reach in reached]}
-        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        if options.headroom:
+            print_headroom(console, reached)
+        console.print(
+            f"{len(variants)} honest variants, {sum(len(golden.cases) for golden in sets)} cases: "
+            f"{len(alarms)} false alarms; "
+            f"{time.perf_counter() - start:.0f} s"
+        )
+        if out is not None:
+            found = {"alarms": [asdict(alarm) for alarm in alarms], "reached": [asdict(reach) for reach in reached]}
+            out.write(json.dumps(found, indent=1) + "\n")
     return 1 if alarms else 0
 
 

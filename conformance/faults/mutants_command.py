@@ -20,6 +20,7 @@ from conformance.faults.mutants_run import Fate, all_mutants, run
 from conformance.faults.mutation import Mutant
 from conformance.fixtures import Fixtures
 from conformance.interface import COMPONENTS
+from conformance.report.output import OutputFile
 from conformance.report.terminal import make_console
 from conformance.selection import parse_expression
 from conformance.tensors import one_line
@@ -94,23 +95,24 @@ def mutants(options: MutantOptions) -> int:
         drawn = f" (--share {options.share:g} --seed {seed})"
     of = f"{len(chosen)} of {len(every)} mutants{drawn}"
     print(of, file=sys.stderr)
-    fates: list[Fate] = []
-    start = time.perf_counter()
-    try:
-        for more in run(chosen, options.fixtures, options.jobs, limit):
-            fates += more
-            survivors = sum(not fate.by for fate in fates)
-            spent = time.perf_counter() - start
-            print(f"{len(fates)} of {len(chosen)} mutants, {survivors} survive, {spent:.0f} s", file=sys.stderr)
-    finally:
-        # Also of a run that is interrupted.
-        places = {mutant: place for place, mutant in enumerate(chosen)}
-        fates.sort(key=lambda fate: places[fate.mutant])
-        console = make_console()
-        print_fates(console, fates, options.verbose)
-        console.print(f"\n{of}: {_totals(fates, len(chosen))}; {time.perf_counter() - start:.0f} s", soft_wrap=True)
-        if options.json is not None:
-            options.json.write_text(json.dumps([record(fate) for fate in fates], indent=1) + "\n", encoding="utf-8")
+    with OutputFile.if_asked("--json", options.json) as out:
+        fates: list[Fate] = []
+        start = time.perf_counter()
+        try:
+            for more in run(chosen, options.fixtures, options.jobs, limit):
+                fates += more
+                survivors = sum(not fate.by for fate in fates)
+                spent = time.perf_counter() - start
+                print(f"{len(fates)} of {len(chosen)} mutants, {survivors} survive, {spent:.0f} s", file=sys.stderr)
+        finally:
+            # Also of a run that is interrupted.
+            places = {mutant: place for place, mutant in enumerate(chosen)}
+            fates.sort(key=lambda fate: places[fate.mutant])
+            console = make_console()
+            print_fates(console, fates, options.verbose)
+            console.print(f"\n{of}: {_totals(fates, len(chosen))}; {time.perf_counter() - start:.0f} s", soft_wrap=True)
+            if out is not None:
+                out.write(json.dumps([record(fate) for fate in fates], indent=1) + "\n")
     return 0
 
 

@@ -78,7 +78,7 @@ class Format:
         """Whether exponent field 0 codes zero and the subnormals."""
         return self.mantissa_bits > 0
 
-    @property
+    @functools.cached_property
     def smallest_normal(self) -> float:
         """Smallest value with a full mantissa."""
         return math.ldexp(1.0, self._lowest_exponent)
@@ -128,8 +128,11 @@ class Format:
         """
         exact = np.asarray(values, dtype=np.float64)
         self._reject_values_without_code(exact)
+        source = exact.reshape(-1)
+        if source.size <= _BLOCK:
+            return self._round_block(source).reshape(exact.shape)
         rounded = np.empty(exact.shape, dtype=np.float64)
-        source, target = exact.reshape(-1), rounded.reshape(-1)
+        target = rounded.reshape(-1)
         for start in range(0, source.size, _BLOCK):
             block = slice(start, start + _BLOCK)
             target[block] = self._round_block(source[block])
@@ -168,8 +171,8 @@ class Format:
         if small.any():
             np.copyto(rounded, self._round_below_normal(values), where=small)
         # Negated so that NaN, whose bits the addition may have spoilt, is repaired here too.
-        large = ~(magnitude <= self.largest)
-        if large.any():
+        if not magnitude.max(initial=0.0) <= self.largest:
+            large = ~(magnitude <= self.largest)
             rounded[large] = self._limit(rounded[large], values[large])
         return rounded
 
@@ -228,8 +231,12 @@ class Format:
         """
         array = checked_codes(codes, self.width, self.name)
         if self.width <= _TABLE_WIDTH:
-            return np.asarray(_decode_table(self)[array])
+            return np.asarray(self._value_of_code[array])
         return self._decode_bits(array.reshape(-1)).reshape(array.shape)
+
+    @functools.cached_property
+    def _value_of_code(self) -> Float64Array:
+        return self._decode_bits(np.arange(1 << self.width))
 
     def _decode_bits(self, codes: NDArray[np.integer[Any]]) -> Float64Array:
         """Decode a vector by moving its fields to where float64 has them."""
@@ -314,11 +321,6 @@ class Format:
         """
         distance: NDArray[np.int64] = np.abs(self.ordered(a_codes) - self.ordered(b_codes))
         return distance
-
-
-@functools.cache
-def _decode_table(fmt: Format) -> Float64Array:
-    return fmt._decode_bits(np.arange(1 << fmt.width))
 
 
 def _format(name: str, exponent_bits: int, mantissa_bits: int, largest: float, specials: Specials) -> Format:

@@ -199,8 +199,9 @@ class Bounded:
         touched = self.error > 0
         error = np.zeros_like(value)
         if touched.any():
-            low, high, centre = self.low[touched], self.high[touched], value[touched]
-            error[touched] = np.maximum(target.round(high) - centre, centre - target.round(low))
+            low, high = target.round(np.stack((self.low[touched], self.high[touched])))
+            centre = value[touched]
+            error[touched] = np.maximum(high - centre, centre - low)
         return Bounded(value, error)
 
 

@@ -207,8 +207,7 @@ class Within(OneTap):
             return actual
         number_format = FORMATS[self.dtype]
         value = self.expected.value
-        low = number_format.round(self.expected.low)
-        high = number_format.round(self.expected.high)
+        low, high = number_format.round(np.stack((self.expected.low, self.expected.high)))
         got = actual.values()
         bound = self.expected.error + 0.5 * number_format.spacing(value)
         ratio = error_over_bound(got, value, low, high, bound)
@@ -234,7 +233,7 @@ class Within(OneTap):
             float(value[index]),
             float(bound[index]),
             bits_of(actual, index),
-            bits_of(Tensor.from_values(value, self.dtype), index),
+            bits_of(Tensor.from_values(value[index], self.dtype), ()),
             bias,
             message,
             self.note,
@@ -284,6 +283,9 @@ def _largest_mean_square(count: int) -> float:
     return 1.0 / 3.0 + BIAS_SIGMAS * float(np.sqrt(4.0 / 45.0 / count))
 
 
+JUST_ABOVE_ONE = float(np.nextafter(1.0, 2.0))
+
+
 def error_over_bound(got: Floats, value: Floats, low: Floats, high: Floats, bound: Floats) -> Floats:
     """|got - value| over `bound`; above 1 exactly where `got` is outside [low, high], the rounded ends of the interval.
 
@@ -294,7 +296,9 @@ def error_over_bound(got: Floats, value: Floats, low: Floats, high: Floats, boun
         distance = np.abs(got - value)
         ratio = np.where(distance == 0, 0.0, distance / bound)
         inside = (got >= low) & (got <= high)
-        ratio = np.where(inside, np.minimum(ratio, 1.0), np.maximum(ratio, np.nextafter(1.0, 2.0)))
+        ratio = np.where(inside, np.minimum(ratio, 1.0), np.maximum(ratio, JUST_ABOVE_ONE))
+        if np.isfinite(low + high + got).all():
+            return ratio
     open_ended = np.isneginf(low) & np.isposinf(high) & ~np.isnan(got)
     special = ~np.isfinite(value) | ~np.isfinite(got)
     matches = (got == value) | (np.isnan(got) & np.isnan(value))
@@ -342,7 +346,7 @@ class Ulp(OneTap):
             float(self.expected[index]),
             float(self.allowance * spacing[index]),
             bits_of(actual, index),
-            bits_of(Tensor.from_values(self.expected, self.dtype), index),
+            bits_of(Tensor.from_values(self.expected[index], self.dtype), ()),
             message=f"{int(wrong.sum())} of {ratio.size} elements beyond {self.allowance} ulp" if wrong.any() else "",
             note=self.note,
             histogram=histogram(ratio),

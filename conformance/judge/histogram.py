@@ -16,6 +16,8 @@ SMALLEST, LARGEST = -8, 8
 EDGES: tuple[str, ...] = ("0", *(f"{2.0**power:g}" for power in range(SMALLEST, LARGEST + 1)), "inf")
 """Upper ends of the bins: an element with error/bound in (0.25, 0.5] counts in bin "0.5", one without any error in
 "0", and infinities and NaN in "inf"."""
+UPPER_ENDS = np.array([0.0, *(2.0**power for power in range(SMALLEST, LARGEST + 1))])
+"""Of all bins but the last."""
 OPEN = "open"
 """The bin of elements for which every value is allowed."""
 
@@ -27,12 +29,9 @@ def histogram(ratio: Floats, open_elements: int = 0) -> Histogram:
 
     `open_elements` of the elements, whose ratio is 0, had no bound.
     """
-    mantissa, exponent = np.frexp(ratio)
-    # frexp gives x = m * 2^e with m in [0.5, 1): an exact power of two belongs to the bin that it ends.
-    power = exponent - (mantissa == 0.5)
-    bins = np.clip(power, SMALLEST, LARGEST + 1) - SMALLEST + 1
-    bins = np.where(ratio == 0, 0, np.where(np.isfinite(ratio), bins, len(EDGES) - 1))
-    counts = dict(zip(EDGES, np.bincount(bins.ravel(), minlength=len(EDGES)).tolist(), strict=True))
+    # NaN is sorted behind everything, into the last bin.
+    bins = np.searchsorted(UPPER_ENDS, ratio.ravel())
+    counts = dict(zip(EDGES, np.bincount(bins, minlength=len(EDGES)).tolist(), strict=True))
     counts["0"] -= open_elements
     counts[OPEN] = open_elements
     return {edge: count for edge, count in counts.items() if count}

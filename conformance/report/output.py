@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -50,6 +50,11 @@ class OutputFile:
                 self._path.open("a").close()
         except OSError as error:
             raise self._cannot_write(error) from error
+
+    @staticmethod
+    def if_asked(option: str, path: Path | None) -> AbstractContextManager[OutputFile | None]:
+        """The file of an option that may be absent, for a `with` statement."""
+        return nullcontext() if path is None else OutputFile(option, path)
 
     def __enter__(self) -> OutputFile:
         return self

@@ -99,8 +99,8 @@ EDITS: Sequence[tuple[str, Edit]] = (
         "quantize/fp8-scale-steps-up/exactly-448-times-32",
         Edit(
             "quantize.pow2ceil",
-            "exponent + (mantissa != 0)",
-            "torch.ceil(torch.log2(bits.view(torch.float32)) + 1e-6).to(torch.int32) + 127",
+            "(bits.clamp(max=FP32_INFINITY) + FP32_MANTISSA) >> 23",
+            "(torch.ceil(torch.log2(bits.view(torch.float32)) + 1e-6).to(torch.int32) + 127).clamp(max=255)",
         ),
     ),
     (
@@ -123,24 +123,24 @@ EDITS: Sequence[tuple[str, Edit]] = (
         "quantize/fp8-weight-every-code-and-scale/extreme-scales",
         Edit(
             "quantize.dequantize_fp8_weight",
-            "scale.float().repeat",
-            "(scale.view(torch.uint8).to(torch.int32) << 23).view(torch.float32).repeat",
+            "(weight, scale)",
+            "(weight, (scale.view(torch.uint8).to(torch.int32) << 23).view(torch.float32))",
         ),
     ),
     (
         "quantize/fp8-weight-every-code-and-scale/nan-scale",
         Edit(
             "quantize.dequantize_fp8_weight",
-            "scale.float().repeat",
-            "torch.exp2(scale.view(torch.uint8).float().clamp(max=254) - 127).repeat",
+            "(weight, scale)",
+            "(weight, torch.exp2(scale.view(torch.uint8).float().clamp(max=254) - 127))",
         ),
     ),
     (
         "quantize/fp4-e8m0-subnormals/codes",
         Edit(
             "quantize._scale_fp4_e8m0",
-            "split_groups(x, FP4_E8M0_GROUP)",
-            "split_groups(x, FP4_E8M0_GROUP) * (split_groups(x, FP4_E8M0_GROUP).abs() >= 2.0**-126)",
+            "x.float()",
+            "(x.float() * (x.float().abs() >= 2.0**-126))",
         ),
     ),
     (
@@ -151,8 +151,8 @@ EDITS: Sequence[tuple[str, Edit]] = (
         "linear/lattice-fp4/scales-17-powers-apart",
         Edit(
             "linear.linear_fp4",
-            "values = unpack_fp4(weight).to(compute)",
-            "values = unpack_fp4(weight).to(compute).masked_fill("
+            "fp4_weight(weight, scale, compute=compute)",
+            "fp4_weight(weight, scale, compute=compute).masked_fill("
             "(scale.float() < 2.0**-10).repeat_interleave(32, dim=-1), 0.0)",
         ),
     ),

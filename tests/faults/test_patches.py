@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import reference.attention
-import reference.linear
 import reference.model
 import reference.norm
+import reference.parallel
 import reference.quantize
 import reference.rotary
 from conformance.faults.patches import ChangesNothing, Edit, Replace, patched
@@ -38,10 +38,10 @@ def test_an_edit_of_a_method_changes_the_class() -> None:
 
 
 def test_a_replaced_constant_is_replaced_where_it_was_imported() -> None:
-    assert reference.linear.WEIGHT_TILE == 32
+    assert reference.parallel.WEIGHT_TILE == 32
     with patched([Replace("quantize.WEIGHT_TILE", 16)]):
-        assert reference.quantize.WEIGHT_TILE == reference.linear.WEIGHT_TILE == 16
-    assert reference.quantize.WEIGHT_TILE == reference.linear.WEIGHT_TILE == 32
+        assert reference.quantize.WEIGHT_TILE == reference.parallel.WEIGHT_TILE == 16
+    assert reference.quantize.WEIGHT_TILE == reference.parallel.WEIGHT_TILE == 32
 
 
 def test_edits_of_one_function_add_up() -> None:
@@ -81,7 +81,7 @@ def test_nothing_is_left_of_a_context_that_could_not_be_entered() -> None:
     changes = [Replace("quantize.WEIGHT_TILE", 16), Edit("norm.rms_norm", "no such text", "")]
     with pytest.raises(ChangesNothing), patched(changes):
         pass
-    assert reference.linear.WEIGHT_TILE == 32
+    assert reference.parallel.WEIGHT_TILE == 32
 
 
 def test_everything_is_restored_after_an_exception() -> None:

@@ -29,15 +29,11 @@ def _cut(x: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def _narrow_product(bits: int):  # type: ignore[no-untyped-def]
-    def product(
-        x: torch.Tensor, x_scale: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor
-    ) -> torch.Tensor:
+    def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         total = x.new_zeros(*x.shape[:-1], weight.shape[0])
-        for block in range(x_scale.shape[-1]):
-            inputs = slice(block * 32, (block + 1) * 32)
-            part = torch.nn.functional.linear(x[..., inputs], weight[:, inputs])
-            total = _cut(total + part * (x_scale[..., block, None] * weight_scale[:, block]), bits)
-        return total
+        for inputs in torch.split(torch.arange(x.shape[-1]), 32):
+            total = _cut(total + torch.nn.functional.linear(x[..., inputs], weight[:, inputs]), bits)
+        return total.bfloat16()
 
     return product
 
@@ -52,7 +48,7 @@ def _session(declared: AccumulatorName) -> InProcess:
 
 @pytest.mark.parametrize("narrow", ["fp8-tensor-core", "fp16"])
 def test_narrow_accumulator_needs_its_declaration(narrow: AccumulatorName, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "block_scaled_product", _narrow_product(PRECISION[narrow]))
+    monkeypatch.setattr(linear, "scaled_product", _narrow_product(PRECISION[narrow]))
     golden = GoldenModel(Fixtures.open(verify=False).model("tiny"))
     cases = [case for case in cases_of(golden, UnitFloors()) if CASES.match(case.id)]
     assert cases

@@ -101,6 +101,20 @@ FAULTS = (
         "hyper_connections/lattice-write/one-hot-comb",
     ),
     KernelFault(
+        "share-of-features-lost",
+        "hyper_connections",
+        "range(splits)",
+        "range(splits - 1)",
+        "hyper_connections/coefficients/attention",
+    ),
+    KernelFault(
+        "mixing-weights-in-bf16",
+        "hyper_connections",
+        "total = tl.dot(values, tl.trans(middle), total)",
+        "",
+        "hyper_connections/coefficients/attention",
+    ),
+    KernelFault(
         "one-sinkhorn-round-less",
         "hyper_connections",
         "range(ROUNDS - 1)",

@@ -5,7 +5,7 @@ from conformance.faults.patches import Edit
 
 E = "experts"
 SWIGLU = "experts.clamped_swiglu"
-ONE = "experts.expert"
+ONE = "experts.expert_of_quantized"
 ALL = "experts.experts"
 SILU = "functional.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)"
 
@@ -106,8 +106,10 @@ FAULTS: tuple[Fault, ...] = (
             ONE,
             """if routing_weight is not None:
         hidden = hidden * routing_weight.to(compute).unsqueeze(-1)
-    return expert_linear(weights, "w2", to_bf16(hidden), compute=compute)""",
-            """out = expert_linear(weights, "w2", to_bf16(hidden), compute=compute)
+    a = quantized_fp8(to_bf16(hidden), compute=compute)
+    return scaled_product(a, expert_matrix(weights, "w2", compute=compute))""",
+            """a = quantized_fp8(to_bf16(hidden), compute=compute)
+    out = scaled_product(a, expert_matrix(weights, "w2", compute=compute))
     return out if routing_weight is None else to_bf16(out.to(compute) * routing_weight.to(compute).unsqueeze(-1))""",
         ),
     ),
@@ -116,7 +118,7 @@ FAULTS: tuple[Fault, ...] = (
         "weight-ignored",
         "routing-weight-ignored",
         "All chosen experts weigh the same.",
-        Edit(ONE, "if routing_weight is not None:", "if routing_weight is None and len(x) == 0:"),
+        Edit(ONE, "if routing_weight is not None:", "if routing_weight is None and len(a) == 0:"),
     ),
     Fault(
         E,
@@ -139,8 +141,8 @@ FAULTS: tuple[Fault, ...] = (
         "The shared expert gets the factor of the routed ones.",
         Edit(
             ALL,
-            'Scoped(weights, "shared_experts"), x, None',
-            'Scoped(weights, "shared_experts"), x, torch.full(x.shape[:1], config.route_scale)',
+            "config, shared, a, None",
+            "config, shared, a, torch.full(x.shape[:1], config.route_scale)",
         ),
     ),
     Fault(

@@ -5,6 +5,11 @@ from conformance.faults.patches import Edit
 
 L = "linear"
 PRODUCT = "functional.linear(x.to(compute), weight.to(compute))"
+SCALED = "functional.linear(x, weight)"
+WEIGHT8 = "fp8_weight(weight, scale, compute=compute)"
+WEIGHT4 = "fp4_weight(weight, scale, compute=compute)"
+LARGEST_SCALE = "scale.to(compute).amax(-1, keepdim=True)"
+INPUT = "quantized_fp8(x, compute=compute)"
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
@@ -20,10 +25,9 @@ FAULTS: tuple[Fault, ...] = (
         "bf16-accumulator",
         "The sum over blocks of 32 inputs is kept in bf16.",
         Edit(
-            "linear._sum_blocks",
-            "total.addcmul_(functional.linear(x_codes, weight_codes), x_factor * weight_factor)",
-            "total = arithmetic.as_bf16("
-            "torch.addcmul(total, functional.linear(x_codes, weight_codes), x_factor * weight_factor))",
+            "linear.scaled_product",
+            SCALED,
+            "arithmetic.blocked_product(x, weight, 32, total=arithmetic.as_bf16)",
         ),
     ),
     Fault(
@@ -32,9 +36,9 @@ FAULTS: tuple[Fault, ...] = (
         "bf16-accumulator",
         "The product sum of each block of 32 inputs is rounded to bf16 before it is scaled.",
         Edit(
-            "linear._sum_blocks",
-            "functional.linear(x_codes, weight_codes)",
-            "arithmetic.as_bf16(functional.linear(x_codes, weight_codes))",
+            "linear.scaled_product",
+            SCALED,
+            "arithmetic.blocked_product(x, weight, 32, part=arithmetic.as_bf16)",
         ),
     ),
     Fault(
@@ -42,14 +46,14 @@ FAULTS: tuple[Fault, ...] = (
         "fp8-truncated",
         "bf16-truncated",
         "The result of an FP8 layer is cut to bf16 instead of rounded.",
-        Edit("linear.linear_fp8", "to_bf16(block", "arithmetic.truncate(block"),
+        Edit("linear.linear_fp8", "return scaled_product(", "return arithmetic.truncated_product("),
     ),
     Fault(
         L,
         "fp4-truncated",
         "bf16-truncated",
         "The result of an FP4 layer is cut to bf16 instead of rounded.",
-        Edit("linear.linear_fp4", "to_bf16(block", "arithmetic.truncate(block"),
+        Edit("linear.linear_fp4", "scaled_product(", "arithmetic.truncated_product("),
     ),
     Fault(
         L,
@@ -63,14 +67,14 @@ FAULTS: tuple[Fault, ...] = (
         "fp8-last-input-dropped",
         "last-input-dropped",
         "The loop over the inputs ends one early.",
-        Edit("linear.linear_fp8", "(codes.to(compute)", "(arithmetic.without_last(codes.to(compute))"),
+        Edit("linear.linear_fp8", INPUT, f"arithmetic.without_last({INPUT})"),
     ),
     Fault(
         L,
         "fp4-last-input-dropped",
         "last-input-dropped",
         "The loop over the inputs ends one early.",
-        Edit("linear.linear_fp4", "(codes.to(compute)", "(arithmetic.without_last(codes.to(compute))"),
+        Edit("linear.linear_fp4", INPUT, f"arithmetic.without_last({INPUT})"),
     ),
     Fault(
         L,
@@ -91,64 +95,56 @@ FAULTS: tuple[Fault, ...] = (
         "last-block-dropped",
         "last-input-dropped",
         "The loop over blocks of 32 inputs ends one early.",
-        Edit("linear._sum_blocks", "in blocks:", "in list(blocks)[:-1]:"),
+        Edit("linear.scaled_product", SCALED, "arithmetic.without_last_block(x, 32) @ weight.mT"),
     ),
     Fault(
         L,
         "fp8-input-not-quantised",
         "activation-not-quantised",
         "The input of an FP8 layer stays bf16, as where weights are dequantised at load.",
-        Edit(
-            "linear.linear_fp8",
-            "codes, x_scale = quantize_fp8(x)",
-            "codes, x_scale = x, torch.ones(*x.shape[:-1], -(-x.shape[-1] // FP8_GROUP))",
-        ),
+        Edit("linear.linear_fp8", INPUT, "x.to(compute)"),
     ),
     Fault(
         L,
         "fp4-input-not-quantised",
         "activation-not-quantised",
         "The input of an FP4 layer stays bf16, as where weights are dequantised at load.",
-        Edit(
-            "linear.linear_fp4",
-            "codes, x_scale = quantize_fp8(x)",
-            "codes, x_scale = x, torch.ones(*x.shape[:-1], -(-x.shape[-1] // FP8_GROUP))",
-        ),
+        Edit("linear.linear_fp4", INPUT, "x.to(compute)"),
     ),
     Fault(
         L,
         "input-scales-shifted",
         "scale-layout",
         "Each block of inputs gets its neighbour's scale.",
-        Edit("linear._sum_blocks", "torch.split(x_scale, 1", "torch.split(x_scale.roll(1, -1), 1"),
+        Edit("quantize.quantized_fp8", "scale.to(compute)", "scale.to(compute).roll(1, -2)"),
     ),
     Fault(
         L,
         "input-scales-ignored",
         "scale-layout",
         "The codes are multiplied, their scales are forgotten.",
-        Edit("linear._sum_blocks", "x_factor *", "torch.ones_like(x_factor) *"),
+        Edit("quantize.quantized_fp8", "scale.to(compute)", "torch.ones_like(scale.to(compute))"),
     ),
     Fault(
         L,
         "fp8-weight-scale-per-row-of-tiles",
         "scale-layout",
         "The scale of the first tile serves the whole row of tiles.",
-        Edit("linear.linear_fp8", "scale.to(compute).repeat", "scale.to(compute)[:, :1].expand_as(scale).repeat"),
+        Edit("linear.linear_fp8", WEIGHT8, WEIGHT8.replace("scale,", "scale[:, :1].expand_as(scale),")),
     ),
     Fault(
         L,
         "fp8-weight-tiles-off-by-one",
         "scale-layout",
         "Output features take the scale of the tile above.",
-        Edit("linear.linear_fp8", "scale.to(compute).repeat", "scale.to(compute).roll(1, 0).repeat"),
+        Edit("linear.linear_fp8", WEIGHT8, WEIGHT8.replace("scale,", "scale.to(compute).roll(1, 0),")),
     ),
     Fault(
         L,
         "fp4-weight-scale-doubled",
         "scale-layout",
         "One scale of an FP4 weight has another exponent.",
-        Edit("linear.linear_fp4", "values, scale.to(compute)", "values, arithmetic.first_doubled(scale.to(compute))"),
+        Edit("linear.linear_fp4", WEIGHT4, WEIGHT4.replace("scale,", "arithmetic.first_doubled(scale.to(compute)),")),
     ),
     Fault(
         L,
@@ -176,11 +172,7 @@ FAULTS: tuple[Fault, ...] = (
         "fp8-last-feature-zero",
         "last-output-dropped",
         "The last output feature, alone in its tile, is never written.",
-        Edit(
-            "linear.block_scaled_product",
-            "torch.cat([_sum_blocks(flat, flat_scale, *piece) for piece in pieces], dim=-1)",
-            "arithmetic.without_last(torch.cat([_sum_blocks(flat, flat_scale, *piece) for piece in pieces], dim=-1))",
-        ),
+        Edit("linear.scaled_product", SCALED, f"arithmetic.without_last({SCALED})"),
     ),
     Fault(
         L,
@@ -207,10 +199,8 @@ FAULTS: tuple[Fault, ...] = (
         "FP4 weights become FP8 with one scale a row.",
         Edit(
             "linear.linear_fp4",
-            "values, scale.to(compute)))",
-            "(values.unflatten(-1, (-1, 32)) * (scale.to(compute) / scale.to(compute).amax(-1, keepdim=True))"
-            ".unsqueeze(-1)).flatten(-2).to(torch.float8_e4m3fn).to(compute), "
-            "scale.to(compute).amax(-1, keepdim=True).expand_as(scale)))",
+            WEIGHT4,
+            f"({WEIGHT4} / {LARGEST_SCALE}).to(torch.float8_e4m3fn).to(compute) * {LARGEST_SCALE}",
         ),
     ),
 )

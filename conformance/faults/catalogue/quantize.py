@@ -4,6 +4,7 @@ from conformance.faults.fault import Fault
 from conformance.faults.patches import Edit, Replace
 
 Q = "quantize"
+EXPONENT = "(bits.clamp(max=FP32_INFINITY) + FP32_MANTISSA) >> 23"
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
@@ -25,29 +26,29 @@ FAULTS: tuple[Fault, ...] = (
         "e8m0-nearest",
         "scale-not-rounded-up",
         "The power-of-two scale is rounded to the nearest exponent, so that the largest value clips.",
-        Edit("quantize.pow2ceil", "(mantissa != 0)", "(mantissa >= 0x400000)"),
+        Edit("quantize.pow2ceil", "+ FP32_MANTISSA", "+ 0x400000"),
     ),
     Fault(
         Q,
         "e8m0-nearest-logarithm",
         "scale-not-rounded-up",
         "The scale's logarithm is rounded to the nearest integer, so that the largest value clips.",
-        # 0x3504F3 is the fraction of √2.
-        Edit("quantize.pow2ceil", "(mantissa != 0)", "(mantissa > 0x3504F3)"),
+        # 0x3504F3 is the fraction of √2: what is above it carries.
+        Edit("quantize.pow2ceil", "+ FP32_MANTISSA", "+ FP32_MANTISSA - 0x3504F3"),
     ),
     Fault(
         Q,
         "e8m0-floor",
         "scale-not-rounded-up",
         "The power-of-two scale is rounded down, as the OCP format says.",
-        Edit("quantize.pow2ceil", "exponent + (mantissa != 0)", "exponent"),
+        Edit("quantize.pow2ceil", " + FP32_MANTISSA", ""),
     ),
     Fault(
         Q,
         "e8m0-always-next",
         "scale-of-exact-power-doubled",
         "An exact power of two gets the next scale.",
-        Edit("quantize.pow2ceil", "(mantissa != 0)", "(mantissa >= 0)"),
+        Edit("quantize.pow2ceil", EXPONENT, "((bits >> 23) + 1).clamp(max=255)"),
     ),
     Fault(
         Q,
@@ -171,7 +172,7 @@ FAULTS: tuple[Fault, ...] = (
         "unpacked-high-nibble-first",
         "nibble-order",
         "The high nibble is read as the even element.",
-        Edit("quantize.unpack_fp4", "(packed & 0xF, packed >> 4)", "(packed >> 4, packed & 0xF)"),
+        Edit("quantize._numbers_of_byte", "(grid[byte & 0xF], grid[byte >> 4])", "(grid[byte >> 4], grid[byte & 0xF])"),
     ),
     Fault(
         Q,
@@ -185,21 +186,21 @@ FAULTS: tuple[Fault, ...] = (
         "fp4-subnormal-as-normal",
         "fp4-subnormal-decoded",
         "Code 1 is decoded with an implicit leading one, as 0.75 instead of 0.5.",
-        Edit("quantize.unpack_fp4", "torch.tensor((*E2M1_GRID,", "torch.tensor((0.0, 0.75, *E2M1_GRID[2:],"),
+        Edit("quantize._numbers_of_byte", "torch.tensor((*E2M1_GRID,", "torch.tensor((0.0, 0.75, *E2M1_GRID[2:],"),
     ),
     Fault(
         Q,
         "fp4-sign-ignored",
         "fp4-sign",
         "The fourth bit is not read.",
-        Edit("quantize.unpack_fp4", "*(-magnitude for magnitude in E2M1_GRID)", "*E2M1_GRID"),
+        Edit("quantize._numbers_of_byte", "*(-magnitude for magnitude in E2M1_GRID)", "*E2M1_GRID"),
     ),
     Fault(
         Q,
         "fp4-weight-scales-shifted",
         "scale-layout",
         "Each block of 32 inputs gets its neighbour's scale.",
-        Edit("quantize.dequantize_fp4_weight", "scale.float()", "scale.float().roll(1, -1)"),
+        Edit("quantize.dequantize_fp4_weight", "(weight, scale)", "(weight, scale.float().roll(1, -1))"),
     ),
     Fault(
         Q,
@@ -208,8 +209,8 @@ FAULTS: tuple[Fault, ...] = (
         "One scale a row of tiles instead of one a tile.",
         Edit(
             "quantize.dequantize_fp8_weight",
-            "by_row.repeat_interleave(WEIGHT_TILE, dim=1)",
-            "by_row[:, :1].expand(-1, by_row.shape[1]).repeat_interleave(WEIGHT_TILE, dim=1)",
+            "(weight, scale)",
+            "(weight, scale[:, :1].expand_as(scale))",
         ),
     ),
     Fault(
@@ -217,14 +218,14 @@ FAULTS: tuple[Fault, ...] = (
         "fp8-weight-scales-transposed",
         "scale-layout",
         "The tiles' scales are read column by column.",
-        Edit("quantize.dequantize_fp8_weight", "scale.float()", "scale.float().T.reshape(scale.shape)"),
+        Edit("quantize.dequantize_fp8_weight", "(weight, scale)", "(weight, scale.float().T.reshape(scale.shape))"),
     ),
     Fault(
         Q,
         "one-weight-scale-doubled",
         "scale-layout",
         "One tile's scale has another exponent.",
-        Edit("quantize.dequantize_fp8_weight", "scale.float()", "arithmetic.first_doubled(scale.float())"),
+        Edit("quantize.dequantize_fp8_weight", "(weight, scale)", "(weight, arithmetic.first_doubled(scale.float()))"),
     ),
     Fault(
         Q,
@@ -233,8 +234,9 @@ FAULTS: tuple[Fault, ...] = (
         "Codes are multiplied by another scale than they were divided by.",
         Edit(
             "quantize.fake_quantize_fp8",
-            "codes.float() * scale.float()",
-            "codes.float() * arithmetic.first_doubled(scale.float())",
+            "return quantized_fp8(x)",
+            "codes, scale = _scale_fp8(x)\n"
+            "    return join_groups(codes.float() * arithmetic.first_doubled(scale.float()), x.shape[-1])",
         ),
     ),
     Fault(
@@ -242,7 +244,7 @@ FAULTS: tuple[Fault, ...] = (
         "subnormals-flushed",
         "subnormals-flushed",
         "Subnormal inputs count as zero.",
-        Edit("quantize.split_groups", "x.float()", "x.float().masked_fill(x.float().abs() < 2.0**-126, 0.0)"),
+        Edit("quantize.split_groups", "    return", "    x = x.masked_fill(x.abs() < 2.0**-126, 0.0)\n    return"),
     ),
     Fault(
         Q,
@@ -271,8 +273,8 @@ FAULTS: tuple[Fault, ...] = (
         "The smallest scale is read as zero.",
         Edit(
             "quantize.dequantize_fp4_weight",
-            "scale.float()",
-            "scale.float().masked_fill(scale.view(torch.uint8) == 0, 0.0)",
+            "(weight, scale)",
+            "(weight, scale.float().masked_fill(scale.view(torch.uint8) == 0, 0.0))",
         ),
     ),
     Fault(
@@ -282,8 +284,8 @@ FAULTS: tuple[Fault, ...] = (
         "The NaN scale is read as the next power of two.",
         Edit(
             "quantize.dequantize_fp4_weight",
-            "scale.float()",
-            "scale.float().masked_fill(scale.view(torch.uint8) == 255, torch.inf)",
+            "(weight, scale)",
+            "(weight, scale.float().masked_fill(scale.view(torch.uint8) == 255, torch.inf))",
         ),
     ),
     Fault(
@@ -300,8 +302,8 @@ FAULTS: tuple[Fault, ...] = (
         "The exponent comes from a float logarithm, not from the bits.",
         Edit(
             "quantize.pow2ceil",
-            "exponent + (mantissa != 0)",
-            "torch.ceil(torch.log(bits.view(torch.float32)) * 1.442695041).to(torch.int32) + 127",
+            EXPONENT,
+            "(torch.ceil(torch.log(bits.view(torch.float32)) * 1.442695041).to(torch.int32) + 127).clamp(max=255)",
         ),
     ),
     Fault(

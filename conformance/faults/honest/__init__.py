@@ -3,13 +3,23 @@
 from conformance.faults.honest.conversations import CONVERSATIONS
 from conformance.faults.honest.devices import DEVICES
 from conformance.faults.honest.drafts import DRAFTS
+from conformance.faults.honest.factors import FACTORS
 from conformance.faults.honest.orders import ORDERS
 from conformance.faults.honest.sampling import SAMPLING
 from conformance.faults.honest.storage import STORAGE
 from conformance.faults.honest.variant import HonestVariant
 from conformance.faults.honest.vision import VISION
 
-HONEST_VARIANTS: tuple[HonestVariant, ...] = (*ORDERS, *DEVICES, *STORAGE, *VISION, *CONVERSATIONS, *DRAFTS, *SAMPLING)
+HONEST_VARIANTS: tuple[HonestVariant, ...] = (
+    *ORDERS,
+    *FACTORS,
+    *DEVICES,
+    *STORAGE,
+    *VISION,
+    *CONVERSATIONS,
+    *DRAFTS,
+    *SAMPLING,
+)
 """All variants, by what they do differently: arithmetic, storage and lists, and how requests are put together."""
 
 NOISE_NAMES = (

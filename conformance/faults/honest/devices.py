@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from conformance.faults.arithmetic import nudged
-from conformance.faults.honest.orders import BF16_PRODUCT, BIASED_PRODUCT, BLOCK_PRODUCT, products
+from conformance.faults.honest.orders import BF16_PRODUCT, BIASED_PRODUCT, products, scaled_products
 from conformance.faults.honest.variant import HonestVariant
 from conformance.faults.patches import Edit, Replace
 
@@ -73,7 +73,7 @@ DEVICES: tuple[HonestVariant, ...] = (
                 BIASED_PRODUCT,
                 BY_TENSOR_CORE.format(x="x.to(compute)", w="weight.to(compute)") + " + bias.to(compute)",
             ),
-            Edit("linear._sum_blocks", BLOCK_PRODUCT, BY_TENSOR_CORE.format(x="x_codes", w="weight_codes")),
+            scaled_products(BY_TENSOR_CORE),
             Edit(
                 "attention.attention_output",
                 'torch.einsum("btgd,grd->btgr", grouped.to(compute), by_group.to(compute))',

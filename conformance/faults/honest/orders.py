@@ -10,7 +10,7 @@ from conformance.faults.patches import Change, Edit, Replace
 
 BF16_PRODUCT = "functional.linear(x.to(compute), weight.to(compute))"
 BIASED_PRODUCT = "functional.linear(x.to(compute), weight.to(compute), bias.to(compute))"
-BLOCK_PRODUCT = "functional.linear(x_codes, weight_codes)"
+SCALED_PRODUCT = "functional.linear(x, weight)"
 SUM_ORDER = "The order of a sum is free (numerics.md 0)."
 PRECISION = "More precision than required between the same rounding points (numerics.md 0)."
 
@@ -25,24 +25,9 @@ def products(form: str) -> tuple[Change, ...]:
     )
 
 
-def within_blocks(form: str) -> Change:
-    """The product sum inside a block of 32 inputs by another function."""
-    return Edit("linear._sum_blocks", BLOCK_PRODUCT, form.format(x="x_codes", w="weight_codes"))
-
-
-def dequantised(form: str) -> Change:
-    """The scaled product on operands dequantised first, which is exact, by another function."""
-    return Edit(
-        "linear.block_scaled_product",
-        "flat, flat_scale = x.flatten(0, -2), x_scale.flatten(0, -2)",
-        f"""padding = (0, -x.shape[-1] % FP8_GROUP)
-    x, weight = functional.pad(x, padding), functional.pad(weight, padding)
-    x = (x.unflatten(-1, (-1, FP8_GROUP)) * x_scale.unsqueeze(-1)).flatten(-2)
-    scale = weight_scale[:, : x_scale.shape[-1]].unsqueeze(-1)
-    weight = (weight.unflatten(-1, (-1, FP8_GROUP)) * scale).flatten(-2)
-    return {form.format(x="x", w="weight")}
-    flat, flat_scale = x.flatten(0, -2), x_scale.flatten(0, -2)""",
-    )
+def scaled_products(form: str) -> Change:
+    """All products of FP8 and FP4 layers by another function."""
+    return Edit("linear.scaled_product", SCALED_PRODUCT, form.format(x="x", w="weight"))
 
 
 ORDERS: tuple[HonestVariant, ...] = (
@@ -53,7 +38,7 @@ ORDERS: tuple[HonestVariant, ...] = (
         SUM_ORDER,
         changes=(
             *products("functional.linear({x}.flip(-1), {w}.flip(-1))"),
-            Edit("linear._sum_blocks", "in blocks:", "in reversed(list(blocks)):"),
+            scaled_products("functional.linear({x}.flip(-1), {w}.flip(-1))"),
         ),
     ),
     HonestVariant(
@@ -82,7 +67,7 @@ ORDERS: tuple[HonestVariant, ...] = (
         SUM_ORDER,
         changes=(
             *products("arithmetic.pairwise_product({x}, {w})"),
-            within_blocks("arithmetic.pairwise_product({x}, {w})"),
+            scaled_products("arithmetic.pairwise_product({x}, {w})"),
         ),
     ),
     *(
@@ -91,10 +76,10 @@ ORDERS: tuple[HonestVariant, ...] = (
             SUM_ORDER,
             changes=(
                 *products(f"arithmetic.blocked_product({{x}}, {{w}}, {block})"),
-                dequantised(f"arithmetic.blocked_product({{x}}, {{w}}, {block})"),
+                scaled_products(f"arithmetic.blocked_product({{x}}, {{w}}, {block})"),
             ),
         )
-        for block in (16, 64, 128)
+        for block in (16, 32, 64, 128)
     ),
     *(
         HonestVariant(
@@ -102,22 +87,17 @@ ORDERS: tuple[HonestVariant, ...] = (
             "Split-K: partial sums of parallel workers are added at the end.",
             changes=(
                 *products(f"arithmetic.split_product({{x}}, {{w}}, {parts})"),
-                dequantised(f"arithmetic.split_product({{x}}, {{w}}, {parts})"),
+                scaled_products(f"arithmetic.split_product({{x}}, {{w}}, {parts})"),
             ),
         )
         for parts in (2, 4, 8)
-    ),
-    HonestVariant(
-        "scaled-products-dequantised",
-        "Dequantising both sides first is exact (numerics.md 3).",
-        changes=(dequantised("functional.linear({x}, {w})"),),
     ),
     HonestVariant(
         "products-in-double",
         PRECISION,
         changes=(
             *products("functional.linear({x}.double(), {w}.double()).to(compute)"),
-            within_blocks("functional.linear({x}.double(), {w}.double()).to(x.dtype)"),
+            scaled_products("functional.linear({x}.double(), {w}.double()).to(x.dtype)"),
         ),
     ),
     HonestVariant(
@@ -356,8 +336,7 @@ ORDERS: tuple[HonestVariant, ...] = (
             ),
             Edit(
                 "experts.experts",
-                'total = total + expert(config, Scoped(weights, "shared_experts"), x, None, '
-                "compute=compute).to(compute)",
+                "total = total + expert_of_quantized(config, shared, a, None, compute=compute).to(compute)",
                 "pass",
             ),
         ),
@@ -368,7 +347,7 @@ ORDERS: tuple[HonestVariant, ...] = (
         changes=(
             Edit(
                 "experts.experts",
-                "out = expert(config, routed, x[token], routing_weights[token, choice], compute=compute)",
+                "out = expert_of_quantized(config, routed, a[token], routing_weights[token, choice], compute=compute)",
                 "out = torch.cat([expert(config, routed, x[[t]], routing_weights[[t], [c]], compute=compute)"
                 " for t, c in zip(token.tolist(), choice.tolist())])",
             ),

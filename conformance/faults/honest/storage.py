@@ -118,8 +118,7 @@ STORAGE: tuple[HonestVariant, ...] = (
         changes=(
             Edit(
                 "quantize.fake_quantize_fp8",
-                "codes, scale = _scale_fp8(x)\n"
-                "    return join_groups(codes.float() * scale.float(), x.shape[-1]).bfloat16()",
+                "return quantized_fp8(x).bfloat16()",
                 "codes, scale = quantize_fp8(x)\n    return dequantize_fp8_rows(codes, scale)",
             ),
         ),

@@ -58,18 +58,18 @@ class Quantizer:
         With an input error, a scale and a code may be any that the intervals reach.  Code times scale is monotone in
         the input for one scale, so the hull over all reachable scales of both ends' images holds every honest result.
         """
-        value, low, high = self.grouped(x.value), self.grouped(x.low), self.grouped(x.high)
-        smallest = np.where((low <= 0) & (high >= 0), 0.0, np.minimum(np.abs(low), np.abs(high)))
-        first = self.scales(smallest.max(-1)).astype(np.int64)
-        last = self.scales(np.maximum(np.abs(low), np.abs(high)).max(-1)).astype(np.int64)
+        value = self.grouped(x.value)
         nominal = self._dequantized(value, self.scales(np.abs(value).max(-1)))
         if x.is_exact:
             return Bounded(nominal.reshape(x.shape), np.zeros(x.shape))
+        ends = np.stack((self.grouped(x.low), self.grouped(x.high)))
+        magnitudes = np.abs(ends)
+        smallest = np.where((ends[0] <= 0) & (ends[1] >= 0), 0.0, magnitudes.min(0))
+        first, last = self.scales(np.stack((smallest.max(-1), magnitudes.max(0).max(-1)))).astype(np.int64)
         upper, lower = nominal, nominal
         for offset in range(int((last - first).max(initial=0)) + 1):
-            scale = np.minimum(first + offset, last).astype(np.uint8)
-            upper = np.maximum(upper, self._dequantized(high, scale))
-            lower = np.minimum(lower, self._dequantized(low, scale))
+            of_low, of_high = self._dequantized(ends, np.minimum(first + offset, last).astype(np.uint8))
+            upper, lower = np.maximum(upper, of_high), np.minimum(lower, of_low)
         error = np.maximum(upper - nominal, nominal - lower)
         return Bounded(nominal.reshape(x.shape), error.reshape(x.shape))
 
