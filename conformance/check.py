@@ -98,8 +98,8 @@ def _check(options: CheckOptions) -> int:
     with ExitStack() as stack:
         console = make_console()
         writer = None if options.json is None else stack.enter_context(ReportWriter(options.json))
-        junit = None if options.junit is None else stack.enter_context(OutputFile("--junit", options.junit))
-        html = None if options.html is None else stack.enter_context(OutputFile("--html", options.html))
+        junit = stack.enter_context(OutputFile.if_asked("--junit", options.junit))
+        html = stack.enter_context(OutputFile.if_asked("--html", options.html))
         opened = open_run(options, stack)
         if writer is not None:
             writer.begin(opened.header)

@@ -40,9 +40,7 @@ def select(cases: Sequence[Case], selection: Selection) -> list[Case]:
     chosen = list(cases)
     if selection.components:
         known = list(dict.fromkeys(case.component for case in cases))
-        for name in selection.components:
-            if name not in known:
-                raise ConformanceError(f"--component {one_line(name)}: no such component; there are {', '.join(known)}")
+        require_components(selection.components, known)
         chosen = [case for case in chosen if case.component in selection.components]
     if selection.set_name is not None:
         chosen = [case for case in chosen if is_from_set(case, selection.set_name)]
@@ -58,6 +56,17 @@ def select(cases: Sequence[Case], selection: Selection) -> list[Case]:
         hint = "" if lowest is None else f"; use --level {lowest} for the {len(chosen)} that it leaves out"
         raise ConformanceError(f"--level {selection.level}: selects no case{hint}")
     return at_level
+
+
+def require_components(names: Sequence[str], known: Sequence[str]) -> None:
+    """Make sure that components exist.
+
+    Raises:
+        ConformanceError: one does not.
+    """
+    for name in names:
+        if name not in known:
+            raise ConformanceError(f"--component {one_line(name)}: no such component; there are {', '.join(known)}")
 
 
 def is_from_set(case: Case, set_name: str) -> bool:

@@ -74,6 +74,9 @@ def capability() -> Capability:
 CAPABILITY = capability()
 DEVICE = torch.device(CAPABILITY.device)
 
+TARGET_PROGRAMS = 264
+"""Two programs for each of the 132 multiprocessors of an H100 or H200."""
+
 
 def for_device(choices: Mapping[str, Choice]) -> Choice:
     """What a table of launch parameters holds for this device: by architecture, then by vendor, then for "any".

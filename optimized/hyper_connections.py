@@ -6,7 +6,7 @@ features of a token.  What each has is added in a fixed order: nothing depends o
 
 from __future__ import annotations
 
-from optimized.device import INTERPRETED, for_device
+from optimized.device import INTERPRETED, TARGET_PROGRAMS, for_device
 
 # ruff: isort: split
 from typing import Any
@@ -26,8 +26,6 @@ CHUNK = for_device({"interpreted": 256, "sm_80": 64, "sm_120": 64, "any": 128})
 """Features that a program reads at a time."""
 MOST_SPLITS = 2 if INTERPRETED else 16
 """Programs that share the features of a token; the kernel that adds up what they have reads all of it."""
-TARGET_PROGRAMS = 264
-"""Programs that keep all processors of a large GPU busy."""
 SINKHORN_TOKENS = 1024 if INTERPRETED else 32
 
 

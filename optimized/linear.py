@@ -10,7 +10,7 @@ in a fixed order: results do not depend on the timing.
 
 from __future__ import annotations
 
-from optimized.device import INTERPRETED, for_device
+from optimized.device import INTERPRETED, TARGET_PROGRAMS, for_device
 
 # ruff: isort: split
 from dataclasses import dataclass
@@ -25,8 +25,6 @@ from optimized.quantize import FP4_E8M0_GROUP, WEIGHT_DTYPES, WEIGHT_TILE, quant
 
 SPLIT_ROWS = 64
 """Up to this many rows K is split."""
-TARGET_PROGRAMS = 264
-"""Two programs for each of the 132 multiprocessors of an H100 or H200."""
 
 
 @dataclass(frozen=True)

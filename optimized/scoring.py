@@ -6,7 +6,7 @@ scores is kept.  A program walks positions as far as its query sees, which it le
 
 from __future__ import annotations
 
-from optimized.device import INTERPRETED
+from optimized.device import INTERPRETED, TARGET_PROGRAMS
 
 # ruff: isort: split
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ from optimized.linear import linear_fp8
 from optimized.rotary import rotate_at
 from optimized.rows import RowFormat, load_rows
 from optimized.runtime import Batch, Runtime
-from optimized.selection import TARGET_PROGRAMS, Listed, best_positions
+from optimized.selection import Listed, best_positions
 
 POSITION_BLOCK = 512 if INTERPRETED else 64
 SCORE_BYTES = 1 << 27

@@ -11,7 +11,7 @@ before it a program also knows where its first choice goes, so that the list com
 
 from __future__ import annotations
 
-from optimized.device import INTERPRETED
+from optimized.device import INTERPRETED, TARGET_PROGRAMS
 
 # ruff: isort: split
 from dataclasses import dataclass
@@ -27,8 +27,6 @@ TILE = 4096 if INTERPRETED else 1024
 SMALLEST_TILE = 256
 LARGEST_SHARE = 1 << 14
 """Scores that a program walks, where rows are few enough for more programs to help."""
-TARGET_PROGRAMS = 264
-"""Two programs for each of the 132 multiprocessors of an H100 or H200."""
 HISTOGRAMS = 16
 """Histograms that a program adds up a time."""
 KEY_OF_MINUS_INFINITY = tl.constexpr(0x7F)

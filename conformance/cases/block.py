@@ -17,6 +17,9 @@ from conformance.judge.expectations import Axes, Expectation, Within
 from conformance.judge.noise import Floors
 from conformance.judge.propagated import Propagated
 
+Expected = tuple[str, Bounded, str, Axes]
+"""A tap, its values, their dtype and axes."""
+
 STREAM_AXES = ("request", "position", "stream", "feature")
 PER_STREAM = ("request", "position", "stream")
 
@@ -88,10 +91,10 @@ def _required(trace: Trace, layer: int, call: int, floors: Floors, case_id: str)
     ]
 
 
-def _attention_input(model: GoldenModel, trace: Trace, layer: int) -> Sequence[tuple[str, Bounded, str, Axes]]:
+def _attention_input(model: GoldenModel, trace: Trace, layer: int) -> Sequence[Expected]:
     """What depends on the recorded inputs alone: the attention's coefficients and its input, read with the late mix.
 
-    Tap, values over the whole trace [B,P,...], dtype and axes.  With an Engram in front, the coefficients follow from
+    Over the whole trace, [B,P,...].  With an Engram in front, the coefficients follow from
     the block's own Engram output, which may honestly differ from the recorded one by an ulp: nothing is judged there.
     """
     config, parameters = model.config, model.layer(layer)
@@ -111,7 +114,7 @@ def _attention_input(model: GoldenModel, trace: Trace, layer: int) -> Sequence[t
 
 def _optional(
     trace: Trace,
-    attention_input: Callable[[int], Sequence[tuple[str, Bounded, str, Axes]]],
+    attention_input: Callable[[int], Sequence[Expected]],
     layer: int,
     call: int,
 ) -> Sequence[Expectation]:

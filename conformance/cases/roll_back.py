@@ -14,7 +14,7 @@ from itertools import cycle, islice
 
 import numpy as np
 
-from conformance.cases.attention import bounds, needed_layers, state_rules
+from conformance.cases.attention import needed_layers, state_rules
 from conformance.cases.block import PER_STREAM, STREAM_AXES
 from conformance.cases.case import Advance, Call, Case, Handle, Open, Place, ReadState, Rules, Step, no_rules
 from conformance.cases.draft_view import Drafts
@@ -197,10 +197,9 @@ def bounds_of_calls(
     model: GoldenModel, trace: Trace, layers: Sequence[int], calls: Sequence[TracedCall]
 ) -> TeacherForcedAttention:
     """The bounds of these layers over a trace that is cut into other calls than it was recorded in."""
-    recorded = bounds(model, trace, layers, "intended")
     weights = {layer: model.layer(layer).within("attn.") for layer in layers}
     inputs = {layer: trace.joined("attn_in", layer).values()[:, : calls[-1].end] for layer in layers}
-    return TeacherForcedAttention(recorded.config, weights, inputs, list(calls), {}, False)
+    return TeacherForcedAttention(model.config, weights, inputs, list(calls), {}, False)
 
 
 def _kept_rules(

@@ -200,7 +200,6 @@ class _Bounds:
     def __init__(self, model: GoldenModel, layers: Sequence[int]) -> None:
         self.model, self.layers = model, layers
         self._forced: dict[tuple[str, int], TeacherForcedAttention] = {}
-        self._outputs: dict[tuple[str, int, int], Bounded] = {}
 
     def output(self, request: Request, layer: int, start: int, length: int) -> Bounded:
         """What a layer answers at some positions of a request, [1,T,D]."""
@@ -210,9 +209,7 @@ class _Bounds:
             weights = {layer: self.model.layer(layer).within("attn.") for layer in self.layers}
             whole = [TracedCall(0, request.trace.total)]
             self._forced[key] = TeacherForcedAttention(self.model.config, weights, inputs, whole, {}, literal=False)
-        if (*key, layer) not in self._outputs:
-            self._outputs[*key, layer] = self._forced[key].output(layer, 0)
-        return self._outputs[*key, layer][:, start : start + length]
+        return self._forced[key].output(layer, 0)[:, start : start + length]
 
     def given(self, request: Request, layer: int, start: int, length: int) -> Tensor:
         """The recorded input of a layer at some positions of a request, bf16 [1,T,D]."""

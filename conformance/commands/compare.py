@@ -23,7 +23,7 @@ def compare(
     from conformance.report.terminal import make_console
 
     with ExitStack() as stack:
-        file = None if html is None else stack.enter_context(OutputFile("--html", html))
+        file = stack.enter_context(OutputFile.if_asked("--html", html))
         comparison = compare_reports(read_report(before), read_report(after))
         print_comparison(make_console(), comparison)
         if file is not None:

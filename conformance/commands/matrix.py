@@ -24,8 +24,8 @@ def matrix(
 
     refuse_same_file({"--html": html, "--markdown": markdown})
     with ExitStack() as stack:
-        page = None if html is None else stack.enter_context(OutputFile("--html", html))
-        table = None if markdown is None else stack.enter_context(OutputFile("--markdown", markdown))
+        page = stack.enter_context(OutputFile.if_asked("--html", html))
+        table = stack.enter_context(OutputFile.if_asked("--markdown", markdown))
         made = make_matrix([read_report(path) for path in reports])
         print_matrix(make_console(), made)
         if page is not None:

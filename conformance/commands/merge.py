@@ -29,7 +29,7 @@ def merge(
     refuse_same_file({"--json": json, "--junit": junit})
     with ExitStack() as stack:
         writer = stack.enter_context(ReportWriter(json))
-        file = None if junit is None else stack.enter_context(OutputFile("--junit", junit))
+        file = stack.enter_context(OutputFile.if_asked("--junit", junit))
         writer.begin(merged.header)
         for record in merged.records:
             writer.write(record)

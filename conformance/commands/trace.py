@@ -48,7 +48,7 @@ def trace(
             print(f"\r\x1b[K{what}", end="", file=sys.stderr, flush=True)
 
     with ExitStack() as stack:
-        file = None if json is None else stack.enter_context(OutputFile("--json", json))
+        file = stack.enter_context(OutputFile.if_asked("--json", json))
         options = tracing.TraceOptions(target, tuple(scenarios or ()), set_name, fixtures, reading, timeout, yes)
         traced = tracing.trace(options, progress)
         progress("")

@@ -62,12 +62,7 @@ def bf16_accumulator(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def without_last(x: torch.Tensor) -> torch.Tensor:
-    """The last element along the last dimension is zero."""
-    return torch.cat((x[..., :-1], torch.zeros_like(x[..., -1:])), dim=-1)
-
-
-def without_last_block(x: torch.Tensor, block: int) -> torch.Tensor:
+def without_last(x: torch.Tensor, block: int = 1) -> torch.Tensor:
     """The last `block` elements along the last dimension, or what there is of them, are zero."""
     kept = (x.shape[-1] - 1) // block * block
     return torch.cat((x[..., :kept], torch.zeros_like(x[..., kept:])), dim=-1)

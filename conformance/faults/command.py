@@ -22,7 +22,7 @@ from conformance.fixtures import Fixtures
 from conformance.interface import COMPONENTS
 from conformance.report.output import OutputFile
 from conformance.report.terminal import make_console
-from conformance.selection import parse_expression
+from conformance.selection import parse_expression, require_components
 
 FORMS: Mapping[str, tuple[str, ...]] = {
     "--fault": ("", "--honest"),
@@ -71,9 +71,7 @@ def chosen_faults(options: FaultOptions) -> list[Fault]:
         ConformanceError: an argument selects nothing.
     """
     faults: list[Fault] = list(FAULTS)
-    for name in options.components:
-        if name not in COMPONENTS:
-            raise ConformanceError(f"--component {name}: no such component; there are {', '.join(COMPONENTS)}")
+    require_components(options.components, COMPONENTS)
     if options.components:
         faults = [fault for fault in faults if fault.component in options.components]
     if options.fault is not None:

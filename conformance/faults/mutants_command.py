@@ -22,8 +22,7 @@ from conformance.fixtures import Fixtures
 from conformance.interface import COMPONENTS
 from conformance.report.output import OutputFile
 from conformance.report.terminal import make_console
-from conformance.selection import parse_expression
-from conformance.tensors import one_line
+from conformance.selection import parse_expression, require_components
 
 LIMIT = 5.0
 SEEDS = 1_000_000
@@ -51,11 +50,7 @@ def chosen_mutants(options: MutantOptions) -> list[Mutant]:
     Raises:
         ConformanceError: an argument selects nothing.
     """
-    for name in options.components:
-        if name not in COMPONENTS:
-            raise ConformanceError(
-                f"--component {one_line(name)}: no such component; there are {', '.join(COMPONENTS)}"
-            )
+    require_components(options.components, COMPONENTS)
     components = [component for component in COMPONENTS if component in options.components or not options.components]
     mutants = [mutant for component in components for mutant in all_mutants(component)]
     if options.expression is not None:

@@ -297,6 +297,7 @@ def error_over_bound(got: Floats, value: Floats, low: Floats, high: Floats, boun
         ratio = np.where(distance == 0, 0.0, distance / bound)
         inside = (got >= low) & (got <= high)
         ratio = np.where(inside, np.minimum(ratio, 1.0), np.maximum(ratio, JUST_ABOVE_ONE))
+        # `value` lies between finite ends.
         if np.isfinite(low + high + got).all():
             return ratio
     open_ended = np.isneginf(low) & np.isposinf(high) & ~np.isnan(got)

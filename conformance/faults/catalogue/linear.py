@@ -95,7 +95,7 @@ FAULTS: tuple[Fault, ...] = (
         "last-block-dropped",
         "last-input-dropped",
         "The loop over blocks of 32 inputs ends one early.",
-        Edit("linear.scaled_product", SCALED, "arithmetic.without_last_block(x, 32) @ weight.mT"),
+        Edit("linear.scaled_product", SCALED, "arithmetic.without_last(x, 32) @ weight.mT"),
     ),
     Fault(
         L,

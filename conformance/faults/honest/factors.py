@@ -7,6 +7,10 @@ from conformance.faults.patches import Edit
 
 ANY_ORDER = "The factors of a product in fp32 may be taken in any order (numerics.md 0)."
 
+ROUTING_WEIGHT = "routing_weight.to(compute).unsqueeze(-1)"
+GATE = "functional.silu(g.clamp(max=limit))"
+UP = "u.clamp(-limit, limit)"
+
 FACTORS: tuple[HonestVariant, ...] = (
     HonestVariant(
         "streams-normed-first",
@@ -33,37 +37,22 @@ FACTORS: tuple[HonestVariant, ...] = (
             Edit("hyper_connections.hyper_connection_coefficients", "mixes * repeated_scale +", "mixes +"),
         ),
     ),
-    HonestVariant(
-        "routing-weight-on-gate",
-        "The routing weight may enter before the product of gate and up: nothing is rounded between them.",
-        changes=(
-            Edit("experts.expert_of_quantized", "hidden = clamped_swiglu(config, g, u)", "hidden = None"),
-            Edit(
-                "experts.expert_of_quantized",
-                "hidden = hidden * routing_weight.to(compute).unsqueeze(-1)",
-                "limit = config.swiglu_limit\n"
-                "        hidden = functional.silu(g.clamp(max=limit)) * routing_weight.to(compute).unsqueeze(-1)\n"
-                "        hidden = hidden * u.clamp(-limit, limit)\n"
-                "    else:\n"
-                "        hidden = clamped_swiglu(config, g, u)",
+    *(
+        HonestVariant(
+            name,
+            "The routing weight may enter before the product of gate and up: nothing is rounded between them.",
+            changes=(
+                Edit(
+                    "experts.expert_of_quantized",
+                    f"hidden = hidden * {ROUTING_WEIGHT}",
+                    f"limit = config.swiglu_limit\n        hidden = {product}",
+                ),
             ),
-        ),
-    ),
-    HonestVariant(
-        "routing-weight-on-up",
-        "The routing weight may enter before the product of gate and up: nothing is rounded between them.",
-        changes=(
-            Edit("experts.expert_of_quantized", "hidden = clamped_swiglu(config, g, u)", "hidden = None"),
-            Edit(
-                "experts.expert_of_quantized",
-                "hidden = hidden * routing_weight.to(compute).unsqueeze(-1)",
-                "limit = config.swiglu_limit\n"
-                "        hidden = u.clamp(-limit, limit) * routing_weight.to(compute).unsqueeze(-1)\n"
-                "        hidden = functional.silu(g.clamp(max=limit)) * hidden\n"
-                "    else:\n"
-                "        hidden = clamped_swiglu(config, g, u)",
-            ),
-        ),
+        )
+        for name, product in (
+            ("routing-weight-on-gate", f"({GATE} * {ROUTING_WEIGHT}) * {UP}"),
+            ("routing-weight-on-up", f"{GATE} * ({UP} * {ROUTING_WEIGHT})"),
+        )
     ),
     HonestVariant(
         "route-scale-first",

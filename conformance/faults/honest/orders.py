@@ -30,16 +30,18 @@ def scaled_products(form: str) -> Change:
     return Edit("linear.scaled_product", SCALED_PRODUCT, form.format(x="x", w="weight"))
 
 
+def all_products(form: str) -> tuple[Change, ...]:
+    """All products of layers, whatever their weights are, by another function."""
+    return (*products(form), scaled_products(form))
+
+
 ORDERS: tuple[HonestVariant, ...] = (
     HonestVariant("float32", "The reference itself: another order of sums than the recording's kernels."),
     HonestVariant("float64", PRECISION, options={"compute": torch.float64}),
     HonestVariant(
         "sums-reversed",
         SUM_ORDER,
-        changes=(
-            *products("functional.linear({x}.flip(-1), {w}.flip(-1))"),
-            scaled_products("functional.linear({x}.flip(-1), {w}.flip(-1))"),
-        ),
+        changes=all_products("functional.linear({x}.flip(-1), {w}.flip(-1))"),
     ),
     HonestVariant(
         "heads-and-streams-in-reverse",
@@ -65,19 +67,13 @@ ORDERS: tuple[HonestVariant, ...] = (
     HonestVariant(
         "sums-pairwise",
         SUM_ORDER,
-        changes=(
-            *products("arithmetic.pairwise_product({x}, {w})"),
-            scaled_products("arithmetic.pairwise_product({x}, {w})"),
-        ),
+        changes=all_products("arithmetic.pairwise_product({x}, {w})"),
     ),
     *(
         HonestVariant(
             f"sums-in-blocks-of-{block}",
             SUM_ORDER,
-            changes=(
-                *products(f"arithmetic.blocked_product({{x}}, {{w}}, {block})"),
-                scaled_products(f"arithmetic.blocked_product({{x}}, {{w}}, {block})"),
-            ),
+            changes=all_products(f"arithmetic.blocked_product({{x}}, {{w}}, {block})"),
         )
         for block in (16, 32, 64, 128)
     ),
@@ -85,20 +81,14 @@ ORDERS: tuple[HonestVariant, ...] = (
         HonestVariant(
             f"sums-split-in-{parts}",
             "Split-K: partial sums of parallel workers are added at the end.",
-            changes=(
-                *products(f"arithmetic.split_product({{x}}, {{w}}, {parts})"),
-                scaled_products(f"arithmetic.split_product({{x}}, {{w}}, {parts})"),
-            ),
+            changes=all_products(f"arithmetic.split_product({{x}}, {{w}}, {parts})"),
         )
         for parts in (2, 4, 8)
     ),
     HonestVariant(
         "products-in-double",
         PRECISION,
-        changes=(
-            *products("functional.linear({x}.double(), {w}.double()).to(compute)"),
-            scaled_products("functional.linear({x}.double(), {w}.double()).to(x.dtype)"),
-        ),
+        changes=all_products("functional.linear({x}.double(), {w}.double()).to({x}.dtype)"),
     ),
     HonestVariant(
         "streams-in-double",
